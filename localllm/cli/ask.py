@@ -1,0 +1,164 @@
+"""``localllm ask``: one prompt, one answer, made for pipes and scripts."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from localllm.cancel import Cancel
+from localllm.cli import options
+from localllm.cli.inputs import file_text, piped_text
+from localllm.cli.signals import cancelling
+from localllm.errors import EXIT_CODES, UsageError
+from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+    from localllm.session.overflow import Fitted, Part
+    from localllm.terminal.render import View
+
+
+def ask(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROMPT]...", help="What to ask. Piped text and files go before it.", show_default=False
+        ),
+    ] = None,
+    model: options.Model = None,
+    system: options.System = "",
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", metavar="PATH", help="Put this file before the prompt. Repeatable."),
+    ] = None,
+    temp: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = None,
+    stop: options.Stop = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", help="Stop after this time, loading included."),
+    ] = None,
+    on_overflow: Annotated[
+        Literal["head", "tail", "middle"] | None,
+        typer.Option("--on-overflow", help="Part of the piped text and files to drop if the prompt is too long."),
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object: answer, stats, how it ended.")] = False,
+    usage: options.Usage = False,
+    hide_reasoning: options.HideReasoning = False,
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the answer in one piece, at its end.")] = False,
+    quiet: options.Quiet = False,
+    ctx_size: options.CtxSize = None,
+    kv: options.Kv = "f16",
+    gpu_layers: options.GpuLayers = None,
+    threads: options.Threads = None,
+    draft: options.Draft = "auto",
+    no_cache: options.NoCache = False,
+) -> int:
+    """Answer one prompt and leave.
+
+    \b
+    localllm ask "Name three colours."
+    git diff | localllm ask "write a commit message"
+    localllm ask -f report.txt "what is missing?"
+    """
+    chosen = (temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop)
+    options.sampling_from(Sampling(), *chosen)  # wrong values are told before anything is loaded
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, no_cache)
+    cancel = Cancel(_checked_timeout(timeout))
+    attached = "\n\n".join(text for text in (piped_text(cancel), *map(file_text, file or ())) if text.strip())
+    request = " ".join(words or ())
+    if not (attached.strip() or request.strip()):
+        raise UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')
+
+    from localllm.app import open_engine
+    from localllm.terminal.progress import download_progress
+    from localllm.terminal.render import View
+
+    view = View.of_terminal(stream=not no_stream, reasoning=not hide_reasoning, quiet=quiet)
+    with cancelling(cancel):
+        with download_progress(quiet) as on_download:
+            engine = open_engine(model, settings, on_download, cancel)
+        with engine:
+            sampling = options.sampling_from(engine.sampling, *chosen)
+            fitted = _fit(engine, system, attached, request, raw, sampling, on_overflow, cancel)
+            if fitted.dropped_tokens and not quiet:
+                _tell(_dropped(fitted, on_overflow))
+            end = _answer(engine, fitted.prompt, sampling, cancel, view, json)
+    if not quiet:
+        _report(end, engine.info, usage)
+    return EXIT_CODES[end.reason]
+
+
+def _fit(
+    engine: "Engine",
+    system: str,
+    attached: str,
+    request: str,
+    raw: bool,
+    sampling: Sampling,
+    drop: "Part | None",
+    cancel: Cancel,
+) -> "Fitted":
+    """The prompt, with the attached text first: it is what costs to read, and questions about it can share it."""
+    from localllm.session.overflow import fit
+
+    def encode(text: str) -> Prompt:
+        question = "\n\n".join(part for part in (text, request) if part)
+        if raw:
+            return engine.encode_raw("\n\n".join(part for part in (system, question) if part), cancel)
+        messages = [Message("system", system)] if system else []
+        return engine.encode([*messages, Message("user", question)], cancel)
+
+    room = engine.n_ctx // 4
+    return fit(attached, encode, engine.n_ctx, min(sampling.max_tokens or room, room), drop)
+
+
+def _answer(
+    engine: "Engine", prompt: Prompt, sampling: Sampling, cancel: Cancel, view: "View", as_json: bool
+) -> TurnEnd:
+    from localllm.terminal import render
+
+    hold = as_json or not view.reasoning  # reasoning that its model forgot to mark must not reach a pipe
+    events = engine.reply(prompt, sampling, cancel, hold_unopened=hold)
+    if not as_json:
+        return render.show(events, view)
+    end = render.collect(events, view)
+    view.out.write(render.dumps(render.as_json(end, engine.info.name)) + "\n")
+    view.out.flush()
+    return end
+
+
+def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
+    """What must be said, and with ``-u`` what can be said, on stderr."""
+    from localllm.terminal.render import ENDINGS, stats_line
+
+    if end.reason in ENDINGS:
+        _tell(ENDINGS[end.reason])
+    if usage:
+        place = f"{info.gpu_layers} of {info.layers} layers on the GPU" if info.gpu_layers else "CPU"
+        _tell(stats_line(end.stats, info.n_ctx))
+        _tell(
+            f"{info.name} · {place} · {info.threads} threads · {info.kv} KV · "
+            f"context {info.n_ctx:,} of the {info.n_ctx_train:,} it was trained for"
+        )
+
+
+def _dropped(fitted: "Fitted", part: str | None) -> str:
+    return f"dropped the {part} of the attached text: {fitted.dropped_tokens:,} of {fitted.total_tokens:,} tokens"
+
+
+def _tell(line: str) -> None:
+    typer.echo(f"localllm: {line}", file=sys.stderr)
+
+
+def _checked_timeout(timeout: float | None) -> float | None:
+    if timeout is not None and not 0 < timeout <= 10**7:
+        raise UsageError(f"--timeout is {timeout}, which is out of range", "choose a number of seconds above 0")
+    return timeout

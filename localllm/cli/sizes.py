@@ -1,0 +1,42 @@
+"""Sizes and rates as people write them on a command line. Refuses NaN, infinity, zero and the absurd."""
+
+import re
+from collections.abc import Mapping
+
+from localllm.ceiling.roofline import GIB
+from localllm.errors import UsageError
+
+_QUANTITY = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e\+?\d+)?) ?([a-z/]*)", re.ASCII)
+_BYTE_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+
+
+def model_bytes(text: str) -> int:
+    """Bytes: 19e9, 19GB (10⁹), 17.7GiB (2³⁰). Raises UsageError outside 100 kB to 1 PB."""
+    hint = "give 100 kB to 1 PB: 19e9, 19GB (10⁹ bytes) or 17.7GiB (2³⁰ bytes)"
+    return round(_quantity(text, "a size of a model", _BYTE_UNITS, 1e5, 1e15, hint))
+
+
+def bandwidth_gb_s(text: str) -> float:
+    """GB/s (10⁹ bytes per second): 936 or 936GB/s. Raises UsageError outside 0.1 to 1,000,000."""
+    hint = "give 0.1 to 1,000,000 GB/s (10⁹ bytes per second): 936"
+    return _quantity(text, "a memory bandwidth", {"": 1, "gb/s": 1}, 0.1, 1e6, hint)
+
+
+def memory_bytes(text: str) -> int:
+    """Memory in GiB (2³⁰ bytes), which is what is sold as "24 GB". Raises UsageError outside 0.1 to 100,000."""
+    hint = "give 0.1 to 100,000 GiB, which are sold as GB: 24"
+    return round(_quantity(text, "a memory size", {"": GIB, "gb": GIB, "gib": GIB}, 0.1 * GIB, 1e5 * GIB, hint))
+
+
+def _quantity(text: str, what: str, units: Mapping[str, int], low: float, high: float, hint: str) -> float:
+    match = _QUANTITY.fullmatch(text.strip().lower())
+    if match is None or match[2] not in units:
+        raise UsageError(f"{text!r} is not {what}", hint)
+    value = float(match[1]) * units[match[2]]
+    if not low <= value <= high:
+        raise UsageError(f"{text!r} is out of range for {what}", hint)
+    return value

@@ -1,0 +1,53 @@
+"""Where things live on disk, and what a user chose. Knows no model and no terminal."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.values import KvType
+
+APP = "localllm"
+DEFAULT_MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The runtime choices that shape a loaded model. None means "choose for me"."""
+
+    ctx_size: int | None = None
+    kv: KvType = "f16"
+    gpu_layers: int | None = None
+    threads: int | None = None
+    draft: str = "auto"
+    cache: bool = True
+
+
+def default_model() -> str:
+    """The model to use where the user names none: $LOCALLLM_MODEL, or the embedded default."""
+    return os.environ.get("LOCALLLM_MODEL") or DEFAULT_MODEL
+
+
+def cache_dir() -> Path:
+    """Files that can be fetched or computed again ($XDG_CACHE_HOME/localllm)."""
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def config_dir() -> Path:
+    """What the user wrote ($XDG_CONFIG_HOME/localllm)."""
+    return _xdg("XDG_CONFIG_HOME", ".config")
+
+
+def data_dir() -> Path:
+    """What would be missed if it were gone ($XDG_DATA_HOME/localllm)."""
+    return _xdg("XDG_DATA_HOME", ".local/share")
+
+
+def _xdg(variable: str, below_home: str) -> Path:
+    value = os.environ.get(variable, "")
+    if Path(value).is_absolute():  # the XDG specification: a relative path is to be ignored
+        return Path(value) / APP
+    try:
+        return Path.home() / below_home / APP
+    except RuntimeError:  # no HOME and no entry in the password database
+        return Path(tempfile.gettempdir()) / f"{APP}-{os.getuid()}" / below_home.lstrip(".")

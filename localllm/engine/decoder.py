@@ -1,0 +1,118 @@
+"""What the engine knows of a model runtime: these protocols and nothing else.
+
+``llama.py`` implements them on llama.cpp; tests implement them in a few lines. Knows no text and no chat.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from localllm.values import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """A token that steers the model and must never come out of a user's text, such as ``<|im_end|>``.
+
+    ``lstrip`` and ``rstrip``: white space before or after the spelling belongs to the token.
+    """
+
+    id: int
+    text: str
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+class Vocabulary(Protocol):
+    """The tokens of a model."""
+
+    @property
+    def control_tokens(self) -> Sequence[ControlToken]:
+        """All of them; they are few beside the vocabulary."""
+        ...
+
+    @property
+    def bos(self) -> ControlToken | None:
+        """The token that begins a text, where the model has one."""
+        ...
+
+    @property
+    def eos(self) -> ControlToken | None:
+        """The token that ends a text, where the model has one."""
+        ...
+
+    @property
+    def add_bos(self) -> bool:
+        """True where the model wants ``bos`` at the beginning of every prompt."""
+        ...
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of plain text: no BOS is added and no control token is ever made."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; empty for control tokens."""
+        ...
+
+    def is_end(self, token: int) -> bool:
+        """True where this token ends the model's turn."""
+        ...
+
+
+class Sampler(Protocol):
+    """Chooses one token after another for one turn; it remembers what it chose."""
+
+    def sample(self) -> int:
+        """The next token, from the logits of the last token that was fed."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds. It cannot be used afterwards."""
+        ...
+
+
+class Decoder(Protocol):
+    """One model with its KV cache: a sequence of tokens that grows by ``feed`` and shrinks by ``rewind``."""
+
+    @property
+    def vocab(self) -> Vocabulary:
+        """The model's vocabulary."""
+        ...
+
+    @property
+    def n_ctx(self) -> int:
+        """The most tokens the KV cache can hold."""
+        ...
+
+    @property
+    def slice_tokens(self) -> int:
+        """The most tokens that one ``feed`` may take."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens whose keys and values are held, in order. Read only."""
+        ...
+
+    def feed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> bool:
+        """Compute ``ids`` (at least one) after ``tokens``; the logits of the last one can then be sampled.
+
+        Returns False if ``cancelled`` turned true: ``tokens`` is then a prefix of what was asked for, usually
+        what it was before. Raises DecodeError where the runtime fails.
+        """
+        ...
+
+    def rewind(self, length: int) -> int:
+        """Forget all but the first ``length`` tokens; returns how many are left.
+
+        Fewer than ``length`` where the kind of memory (sliding window, recurrent) cannot go back exactly.
+        """
+        ...
+
+    def sampler(self, sampling: Sampling, seed: int) -> Sampler:
+        """A new sampler for one turn. Repetition penalties look at ``tokens`` too."""
+        ...
+
+    def close(self) -> None:
+        """Free the model. The decoder cannot be used afterwards."""
+        ...

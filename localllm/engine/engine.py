@@ -1,0 +1,222 @@
+"""One turn: a prompt goes in, a stream of events comes out.
+
+Knows the order of things (what is already there, prefill, decode, the end) and measures them. Does not know
+llama.cpp, files, terminals or how many turns there were: what it shares between turns is the decoder's tokens.
+"""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from localllm.cancel import Cancel
+from localllm.engine.decoder import Decoder
+from localllm.engine.prompt import PromptEncoder
+from localllm.engine.template import ChatTemplate
+from localllm.engine.text import VISIBLE_CONTROLS, AnswerDecoder
+from localllm.errors import PromptTooLong
+from localllm.values import (
+    MAX_SEED,
+    Event,
+    FinishReason,
+    Message,
+    ModelInfo,
+    Progress,
+    Prompt,
+    Reasoning,
+    Sampling,
+    Text,
+    TurnEnd,
+    TurnStats,
+)
+
+
+class Engine:
+    """A loaded model that answers. One turn at a time; use ``open_engine`` to make one.
+
+    ``info`` says what is loaded and how, ``sampling`` are the model's own defaults. A context manager: leaving
+    it frees the model.
+    """
+
+    def __init__(
+        self, decoder: Decoder, template: ChatTemplate, info: ModelInfo, sampling: Sampling | None = None
+    ) -> None:
+        self.info = info
+        self.sampling = sampling or Sampling()
+        self._decoder = decoder
+        self._encoder = PromptEncoder(decoder.vocab, template)
+        self._visible = {
+            token.id: token.text.encode() for token in decoder.vocab.control_tokens if token.text in VISIBLE_CONTROLS
+        }
+
+    @property
+    def n_ctx(self) -> int:
+        """Context size in tokens: prompt and answer together."""
+        return self._decoder.n_ctx
+
+    def encode(self, messages: Sequence[Message], cancel: Cancel | None = None) -> Prompt:
+        """Render and tokenise a conversation. Raises TemplateError, Cancelled."""
+        return self._encoder.encode(messages, cancel or Cancel())
+
+    def encode_raw(self, text: str, cancel: Cancel | None = None) -> Prompt:
+        """Tokenise text as it is, without a chat template."""
+        return self._encoder.encode_raw(text, cancel or Cancel())
+
+    def reply(
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling: Sampling | None = None,
+        cancel: Cancel | None = None,
+        hold_unopened: bool = False,
+    ) -> Iterator[Event]:
+        """Answer: Progress while the prompt is read, then Reasoning and Text, at last one TurnEnd.
+
+        ``hold_unopened``: for a model that may forget to open its reasoning, give nothing out before that is
+        decided. Raises PromptTooLong before anything is computed, DecodeError where llama.cpp fails. A turn that
+        is cancelled ends with its reason and what there is of the answer.
+        """
+        sampling, cancel = sampling or self.sampling, cancel or Cancel()
+        if not isinstance(prompt, Prompt):
+            prompt = self.encode(prompt, cancel)
+        if len(prompt.ids) >= self.n_ctx:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt.ids):,} tokens, the context holds {self.n_ctx:,}",
+                "shorten it, or choose a larger --ctx-size",
+            )
+        turn = _Turn(prompt, sampling, AnswerDecoder((*sampling.stop, *prompt.stop), prompt.reasoning, hold_unopened))
+        completed = yield from self._prefill(turn, cancel)
+        reason = (yield from self._decode(turn, cancel)) if completed else cancel.reason or "interrupted"
+        yield from turn.timed(turn.text.flush())
+        yield TurnEnd(reason, turn.message(self._piece), turn.stats())
+
+    def _prefill(self, turn: "_Turn", cancel: Cancel) -> Generator[Event, None, bool]:
+        """Read what of the prompt is not in the KV cache yet; False where cancelled.
+
+        The last token is always read, since its logits choose the first token of the answer.
+        """
+        ids, decoder = turn.prompt.ids, self._decoder
+        turn.cached = decoder.rewind(min(_common_prefix(decoder.tokens, ids), len(ids) - 1))
+        for start, stop in slices(turn.cached, len(ids), decoder.slice_tokens):
+            yield Progress(start, len(ids), turn.cached)
+            if not decoder.feed(ids[start:stop], cancel):
+                turn.prefill_done()
+                return False
+        turn.prefill_done()
+        yield Progress(len(ids), len(ids), turn.cached)
+        return True
+
+    def _decode(self, turn: "_Turn", cancel: Cancel) -> Generator[Event, None, FinishReason]:
+        """One token after another until something ends the answer; returns what did."""
+        decoder, is_end = self._decoder, self._decoder.vocab.is_end
+        sampler = decoder.sampler(turn.sampling, turn.seed)
+        try:
+            while True:
+                token = sampler.sample()
+                if is_end(token):
+                    return "stop"
+                yield from turn.take(token, self._piece(token))
+                if turn.text.stopped:
+                    return "stop"
+                if len(turn.ids) == turn.sampling.max_tokens:
+                    return "length"
+                if len(decoder.tokens) >= decoder.n_ctx:
+                    return "context"
+                if not decoder.feed((token,), cancel):
+                    return cancel.reason or "interrupted"
+        finally:
+            sampler.close()
+
+    def _piece(self, token: int) -> bytes:
+        return self._visible.get(token) or self._decoder.vocab.piece(token)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._decoder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Turn:
+    """What one turn has produced so far, and when."""
+
+    def __init__(self, prompt: Prompt, sampling: Sampling, text: AnswerDecoder) -> None:
+        self.prompt, self.sampling, self.text = prompt, sampling, text
+        self.seed = random.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
+        self.ids: list[int] = []
+        self.cached = 0
+        self._begin_s = time.perf_counter()
+        self._prefilled_s = self._begin_s
+        self._first_text_s: float | None = None
+        self._token_s: list[float] = []
+
+    def prefill_done(self) -> None:
+        self._prefilled_s = time.perf_counter()
+
+    def take(self, token: int, piece: bytes) -> Iterator[Text | Reasoning]:
+        self._token_s.append(time.perf_counter())
+        self.ids.append(token)
+        yield from self.timed(self.text.decode(piece))
+
+    def timed(self, pieces: Iterator[Text | Reasoning]) -> Iterator[Text | Reasoning]:
+        for piece in pieces:
+            if self._first_text_s is None:
+                self._first_text_s = time.perf_counter()
+            yield piece
+
+    def message(self, piece: Callable[[int], bytes]) -> Message:
+        reasoning, text = self.text.result()
+        return Message("assistant", text, spelling(self.ids, piece, text), reasoning)
+
+    def stats(self) -> TurnStats:
+        times, first_text_s = self._token_s, self._first_text_s
+        return TurnStats(
+            prompt_tokens=len(self.prompt.ids),
+            cached_tokens=self.cached,
+            prefill_s=self._prefilled_s - self._begin_s,
+            ttft_s=None if first_text_s is None else self.prompt.encode_s + first_text_s - self._begin_s,
+            output_tokens=len(self.ids),
+            decode_s=times[-1] - times[0] if times else 0.0,
+            inter_token_s=tuple(after - before for before, after in itertools.pairwise(times)),
+            steps=len(self.ids),
+        )
+
+
+def slices(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Cut [start, stop) at every multiple of ``size``.
+
+    The grid is absolute, so the same prompt is read in the same slices wherever reading resumes on the grid:
+    batches of other widths differ in the last bits of their results.
+    """
+    while start < stop:
+        end = min(stop, (start // size + 1) * size)
+        yield start, end
+        start = end
+
+
+def spelling(ids: Sequence[int], piece: Callable[[int], bytes], text: str) -> tuple[int, ...]:
+    """The last of ``ids`` that spell ``text`` exactly, or () where no run does.
+
+    They are all of ``ids``, unless reasoning came before or a stop string cut the text.
+    """
+    wanted = text.encode()
+    missing, start = len(wanted), len(ids)
+    while missing > 0 and start > 0:
+        start -= 1
+        missing -= len(piece(ids[start]))
+    chosen = tuple(ids[start:])
+    return chosen if b"".join(map(piece, chosen)) == wanted else ()
+
+
+def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
+    for index, (a, b) in enumerate(zip(held, wanted, strict=False)):
+        if a != b:
+            return index
+    return min(len(held), len(wanted))

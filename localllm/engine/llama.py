@@ -1,0 +1,379 @@
+"""llama.cpp as a Decoder: the only module that imports llama_cpp.
+
+Knows the low-level C API of llama-cpp-python, its structs and its traps, and turns its failures into our errors.
+Knows no chat, no text and no policy: sizes, threads and layers come in as plain values.
+"""
+
+import collections
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger for its backtrace
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+from llama_cpp._ggml import libggml
+
+from localllm.cancel import Cancel
+from localllm.engine.decoder import ControlToken, Sampler
+from localllm.errors import Cancelled, DecodeError, ModelFileError, OutOfMemory
+from localllm.values import KvType, Sampling
+
+_KV_TYPES: dict[KvType, int] = {
+    "f16": lib.GGML_TYPE_F16,
+    "q8_0": lib.GGML_TYPE_Q8_0,
+    "q4_0": lib.GGML_TYPE_Q4_0,
+}
+_SLICE_TOKENS = 512  # llama.cpp's default n_ubatch
+_PENALTY_LAST_N = 64  # llama.cpp's default
+_LOG_LEVEL_ERROR = 4  # enum ggml_log_level
+_ABORTED = 2  # llama_decode's return value after the abort callback said so
+_GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU that this build of llama.cpp can use. Sizes in bytes."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
+class _Log:
+    """Keeps llama.cpp's last errors: the only place where it says why something failed."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=8)
+        self.callback = lib.llama_log_callback(self._take)  # referenced for as long as llama.cpp may call it
+
+    def _take(self, level: int, text: bytes, _: object) -> None:
+        if level == _LOG_LEVEL_ERROR:
+            self._lines.append(text.decode("utf-8", "replace").strip())
+
+    def reason(self) -> str:
+        """The first error since the last call, in one line without control characters; or ""."""
+        lines = [line for line in self._lines if line]
+        self._lines.clear()
+        line = lines[0].split(": ", 1)[-1] if lines else ""
+        return "".join(c if c.isprintable() else "?" for c in line)[:300]
+
+
+@functools.cache
+def _log() -> _Log:
+    """Start llama.cpp, once per process, with a log that goes to us and not to the terminal."""
+    log = _Log()
+    lib.llama_log_set(log.callback, ctypes.c_void_p(0))
+    lib.llama_backend_init()
+    return log
+
+
+def devices() -> list[Device]:
+    """The GPUs that this build can use, with their memory as it is now."""
+    _log()
+    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    libggml.ggml_backend_dev_get.argtypes, libggml.ggml_backend_dev_get.restype = (
+        [ctypes.c_size_t],
+        ctypes.c_void_p,
+    )
+    libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_description.restype = ctypes.c_char_p
+    size_p = ctypes.POINTER(ctypes.c_size_t)
+    libggml.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size_p, size_p]
+    libggml.ggml_backend_dev_memory.restype = None
+    found = []
+    for index in range(libggml.ggml_backend_dev_count()):
+        device = libggml.ggml_backend_dev_get(index)
+        if libggml.ggml_backend_dev_type(device) in _GPU_TYPES:
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            libggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            name = libggml.ggml_backend_dev_description(device).decode("utf-8", "replace")
+            found.append(Device(name, free.value, total.value))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a model. ``gpu_layers`` counts the output layer too; sizes are in tokens."""
+
+    n_ctx: int
+    kv: KvType = "f16"
+    gpu_layers: int = 0
+    threads: int = 1
+
+
+class LlamaDecoder:
+    """A model and one context with one sequence. See the Decoder protocol."""
+
+    def __init__(self, path: Path, options: LoadOptions, cancel: Cancel | None = None) -> None:
+        """Load the model. Raises ModelFileError, OutOfMemory, Cancelled."""
+        self._cancelled: Callable[[], bool] = cancel or Cancel()
+        self._model = _load_model(path, options, cancel or Cancel())
+        self._ctx: Any = None
+        try:
+            self._keep_alive = lib.ggml_abort_callback(lambda _: self._cancelled())
+            self._ctx = _new_context(self._model, options, self._keep_alive)
+        except BaseException:
+            self.close()
+            raise
+        self.vocab = LlamaVocabulary(self._model)
+        self.n_ctx: int = lib.llama_n_ctx(self._ctx)
+        self.slice_tokens: int = lib.llama_n_ubatch(self._ctx)
+        self.tokens: list[int] = []
+        self._memory = lib.llama_get_memory(self._ctx)
+        self._n_swa: int = lib.llama_model_n_swa(self._model)
+        self._recurrent: bool = lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model)
+        self._buffer = (lib.llama_token * self.slice_tokens)()
+        self._one = lib.llama_batch_get_one(self._buffer, 1)
+
+    def feed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> bool:
+        """Compute ``ids``; see the protocol. Raises DecodeError."""
+        if cancelled():
+            return False
+        count = len(ids)
+        if not 0 < count <= self.slice_tokens or len(self.tokens) + count > self.n_ctx:
+            raise DecodeError(f"{count} tokens do not fit behind {len(self.tokens)} in a context of {self.n_ctx}")
+        self._cancelled = cancelled
+        self._buffer[:count] = ids
+        status = lib.llama_decode(self._ctx, self._one if count == 1 else lib.llama_batch_get_one(self._buffer, count))
+        if status == 0:
+            self.tokens.extend(ids)
+            return True
+        self._repair()
+        if status == _ABORTED or cancelled():
+            return False
+        raise DecodeError(f"llama.cpp failed to compute (status {status}): {_log().reason() or 'no reason given'}")
+
+    def rewind(self, length: int) -> int:
+        """Forget all but the first ``length`` tokens; see the protocol."""
+        if length < len(self.tokens):
+            possible = length > 0 and self._can_rewind(length)
+            kept = length if possible and lib.llama_memory_seq_rm(self._memory, 0, length, -1) else 0
+            if not kept:
+                lib.llama_memory_clear(self._memory, True)
+            del self.tokens[kept:]
+        return len(self.tokens)
+
+    def _can_rewind(self, length: int) -> bool:
+        """Recurrent state cannot go back; a sliding window only while the cells it needs are still there."""
+        if self._recurrent:
+            return False
+        first_cell: int = lib.llama_memory_seq_pos_min(self._memory, 0)
+        return self._n_swa == 0 or first_cell <= max(0, length - self._n_swa)
+
+    def _repair(self) -> None:
+        """Drop what an aborted or failed batch may have left behind, so that ``tokens`` is the truth again."""
+        length = len(self.tokens)
+        removed = lib.llama_memory_seq_rm(self._memory, 0, length, -1)
+        if not removed or lib.llama_memory_seq_pos_max(self._memory, 0) != length - 1 or self._recurrent:
+            lib.llama_memory_clear(self._memory, True)
+            self.tokens.clear()
+
+    def sampler(self, sampling: Sampling, seed: int) -> Sampler:
+        """A new sampler for one turn; greedy needs no chain."""
+        suppressed = self.vocab.suppressed
+        if sampling.greedy and sampling.repeat_penalty == 1 and not suppressed:
+            return _Greedy(self._ctx, self.vocab.n_tokens)
+        chain = _new_chain(sampling, seed, self.vocab.n_tokens, suppressed)
+        if sampling.repeat_penalty != 1:
+            for token in self.tokens[-_PENALTY_LAST_N:]:
+                lib.llama_sampler_accept(chain, token)
+        return _Chain(self._ctx, chain)
+
+    def close(self) -> None:
+        """Free context and model."""
+        if self._ctx:
+            lib.llama_free(self._ctx)
+        if self._model:
+            lib.llama_model_free(self._model)
+        self._ctx = self._model = None
+
+
+class LlamaVocabulary:
+    """See the Vocabulary protocol."""
+
+    def __init__(self, model: Any) -> None:
+        self._vocab = lib.llama_model_get_vocab(model)
+        self.n_tokens: int = lib.llama_vocab_n_tokens(self._vocab)
+        self.add_bos: bool = lib.llama_vocab_get_add_bos(self._vocab)
+        self.bos = self._known(lib.llama_vocab_bos(self._vocab))
+        self.eos = self._known(lib.llama_vocab_eos(self._vocab))
+        self.piece = functools.cache(self._piece)
+
+    @functools.cached_property
+    def suppressed(self) -> list[int]:
+        """Tokens that the model's publisher never wants to be generated."""
+        count = ctypes.c_int32()
+        ids = lib.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
+        return list(ids[: count.value])
+
+    @functools.cached_property
+    def control_tokens(self) -> list[ControlToken]:
+        """All tokens with the attribute CONTROL or UNKNOWN.
+
+        The API only tells them one by one (15 ms for 49,152 tokens). A stretch of tokens without any has the
+        same text with and without special tokens written out, which one call tells for thousands at once.
+        """
+        every = (lib.llama_token * self.n_tokens)(*range(self.n_tokens))
+
+        def text_bytes(start: int, stop: int, special: bool) -> int:
+            ids = ctypes.cast(ctypes.byref(every, start * ctypes.sizeof(lib.llama_token)), lib.llama_token_p)
+            needed: int = lib.llama_detokenize(self._vocab, ids, stop - start, None, 0, False, special)
+            return -needed
+
+        found: list[ControlToken] = []
+        pending = [(0, self.n_tokens)]
+        while pending:
+            start, stop = pending.pop()
+            if stop - start <= 64:
+                found.extend(token for id in range(start, stop) if (token := self._control(id)))
+            elif text_bytes(start, stop, True) != text_bytes(start, stop, False):
+                middle = (start + stop) // 2
+                pending += [(middle, stop), (start, middle)]
+        return found
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of plain text."""
+        return self._tokenize(text, parse_special=False)
+
+    def tokenize_special(self, text: str) -> list[int]:
+        """As llama.cpp does it for a whole rendered prompt, reading control tokens out of the text.
+
+        Never for text from outside: tests compare with it.
+        """
+        return self._tokenize(text, parse_special=True)
+
+    def is_end(self, token: int) -> bool:
+        """True where this token ends the model's turn."""
+        return bool(lib.llama_vocab_is_eog(self._vocab, token))
+
+    def _tokenize(self, text: str, parse_special: bool) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        capacity = len(data) + 16
+        while True:
+            ids = (lib.llama_token * capacity)()
+            count = lib.llama_tokenize(self._vocab, data, len(data), ids, capacity, False, parse_special)
+            if count >= 0:
+                return list(ids[:count])
+            capacity = -count
+
+    def _piece(self, token: int) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            count = lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            if count >= 0:
+                return buffer.raw[:count]
+            size = -count
+
+    def _known(self, id: int) -> ControlToken | None:
+        """The token with this id, where the model has it (and its file does not lie about the vocabulary)."""
+        return self._token(id, lib.llama_vocab_get_attr(self._vocab, id)) if 0 <= id < self.n_tokens else None
+
+    def _control(self, id: int) -> ControlToken | None:
+        attributes = lib.llama_vocab_get_attr(self._vocab, id)
+        wanted = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        return self._token(id, attributes) if attributes & wanted else None
+
+    def _token(self, id: int, attributes: int) -> ControlToken:
+        text = lib.llama_vocab_get_text(self._vocab, id).decode("utf-8", "replace")
+        strips = (
+            bool(attributes & lib.LLAMA_TOKEN_ATTR_LSTRIP),
+            bool(attributes & lib.LLAMA_TOKEN_ATTR_RSTRIP),
+        )
+        return ControlToken(id, text, *strips)
+
+
+class _Greedy:
+    """The arg-max: no chain, no candidates, no random numbers."""
+
+    def __init__(self, ctx: Any, n_tokens: int) -> None:
+        self._ctx, self._shape = ctx, (n_tokens,)
+
+    def sample(self) -> int:
+        return int(np.ctypeslib.as_array(lib.llama_get_logits_ith(self._ctx, -1), self._shape).argmax())
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class _Chain:
+    """A llama.cpp sampler chain."""
+
+    def __init__(self, ctx: Any, chain: Any) -> None:
+        self._ctx, self._chain = ctx, chain
+
+    def sample(self) -> int:
+        return int(lib.llama_sampler_sample(self._chain, self._ctx, -1))
+
+    def close(self) -> None:
+        lib.llama_sampler_free(self._chain)
+
+
+def _new_chain(sampling: Sampling, seed: int, n_tokens: int, suppressed: Sequence[int]) -> Any:
+    """llama.cpp's own order: bias, penalties, top-k, top-p, min-p, temperature, then the draw."""
+    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+    steps = []
+    if suppressed:
+        biases = (lib.llama_logit_bias * len(suppressed))(*((token, float("-inf")) for token in suppressed))
+        steps.append(lib.llama_sampler_init_logit_bias(n_tokens, len(suppressed), biases))
+    if sampling.repeat_penalty != 1:
+        steps.append(lib.llama_sampler_init_penalties(n_tokens, _PENALTY_LAST_N, sampling.repeat_penalty, 0.0, 0.0))
+    if sampling.greedy:
+        steps.append(lib.llama_sampler_init_greedy())
+    else:
+        steps += [
+            lib.llama_sampler_init_top_k(sampling.top_k),
+            lib.llama_sampler_init_top_p(sampling.top_p, 1),
+            lib.llama_sampler_init_min_p(sampling.min_p, 1),
+            lib.llama_sampler_init_temp(sampling.temperature),
+            lib.llama_sampler_init_dist(seed),
+        ]
+    for step in steps:
+        lib.llama_sampler_chain_add(chain, step)
+    return chain
+
+
+def _load_model(path: Path, options: LoadOptions, cancel: Cancel) -> Any:
+    log = _log()
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = options.gpu_layers
+    go_on = lib.llama_progress_callback(lambda _progress, _data: not cancel())
+    params.progress_callback = go_on
+    log.reason()
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if model:
+        return model
+    if cancel.reason:
+        raise Cancelled(cancel.reason)
+    raise ModelFileError(
+        f"llama.cpp cannot load {path.name}: {log.reason() or 'no reason given'}",
+        "the file may be damaged, or need a newer llama.cpp; try another file of this model",
+    )
+
+
+def _new_context(model: Any, options: LoadOptions, abort: Any) -> Any:
+    params = lib.llama_context_default_params()
+    params.n_ctx = options.n_ctx
+    params.n_batch = params.n_ubatch = min(_SLICE_TOKENS, options.n_ctx)
+    params.n_seq_max = 1
+    params.n_threads = params.n_threads_batch = options.threads
+    params.type_k = params.type_v = _KV_TYPES[options.kv]
+    params.swa_full = False
+    params.abort_callback = abort
+    params.no_perf = True
+    for flash_attention in (1, 0):  # explicit: AUTO hides which layout was chosen
+        params.flash_attn_type = flash_attention
+        ctx = lib.llama_init_from_model(model, params)
+        if ctx:
+            return ctx
+    raise OutOfMemory(
+        f"a context of {options.n_ctx:,} tokens cannot be created: {_log().reason() or 'not enough memory'}",
+        "choose a smaller --ctx-size, or --kv q8_0",
+    )

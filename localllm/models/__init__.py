@@ -1,0 +1,1 @@
+"""Models on disk and in the catalog: what exists, what a file holds, and how to get it."""

@@ -1,0 +1,397 @@
+"""What a GGUF file says about its model: shape, sizes, template. Read from the header, no weights touched.
+
+Knows which tensors are read for each token, and which metadata would crash or mislead llama.cpp: such files are
+refused here, before llama.cpp sees it. The bytes of the format are container.py's business.
+Knows nothing of catalogs, downloads or running a model.
+"""
+
+import math
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from localllm.errors import ModelFileError
+from localllm.models.container import Array, Container, Tensor, read_container
+from localllm.values import KvType
+
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: one more aborts the process
+MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
+MAX_CONTEXT = 2**30
+MAX_WIDTH = 2**24
+MAX_VOCABULARY = 2**24
+
+_KV_BYTES_PER_VALUE: Final[dict[KvType, tuple[int, int]]] = {
+    "f16": (2, 1),
+    "q8_0": (34, 32),
+    "q4_0": (18, 32),
+}
+
+# general.file_type (llama_ftype), by the names that people use
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
+    19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL",
+    26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
+    37: "TQ2_0", 38: "MXFP4", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+_LOOK_UP_TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
+_NO_MATRIX = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
+_TABLE = "tid2eid"  # DeepSeek 4 routes by a table of expert numbers
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
+_RECURRENT = ("ssm_", "time_mix_", "shortconv.")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Everything known from a GGUF header. All ``*_bytes`` are bytes; tuples have one entry per layer.
+
+    ``n_layers`` counts the layers that every token passes; those for multi-token prediction, which plain
+    decoding does not touch, are left out and summed in ``nextn_bytes``. ``n_kv_heads`` is 0 for a layer that
+    has no KV cache of its own; ``kv_values`` says how many numbers a token leaves in each layer's cache.
+    """
+
+    architecture: str
+    name: str
+    n_layers: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    n_kv_heads: tuple[int, ...]
+    head_dim_k: int
+    head_dim_v: int
+    kv_values: tuple[int, ...]
+    sliding_window: int  # 0: none
+    n_experts: int  # 0: a dense model
+    n_experts_used: int
+    quantisation: str  # as the file calls itself ("Q4_K_M"), or the type that holds most of its bytes
+    licence: str
+    chat_template: str  # "" where there is none
+    file_bytes: int
+    tensor_bytes: int
+    layer_bytes: tuple[int, ...]
+    expert_bytes: int  # the routed experts' share of layer_bytes
+    nextn_bytes: int
+    embedding_bytes: int  # tables of which a token reads one row
+    embedding_row_bytes: int  # one row of each of these tables
+    token_embd_bytes: int  # the largest of them, which is also the output matrix where embeddings are tied
+    output_bytes: int  # output.weight; 0 where embeddings are tied
+
+    @property
+    def tied_embeddings(self) -> bool:
+        """True where the table of token embeddings is also the output matrix."""
+        return self.output_bytes == 0
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes of weights read for one decoded token at depth 0; KV cache not included.
+
+        All tensors, except: of look-up tables one row (a tied table is read whole, as the output matrix), of
+        the routed experts the share that is used, of layers for multi-token prediction nothing.
+        """
+        streamed = self.tensor_bytes - self.nextn_bytes - self.embedding_bytes + self.embedding_row_bytes
+        if self.tied_embeddings:
+            streamed += self.token_embd_bytes
+        if self.n_experts:
+            streamed -= self.expert_bytes * (self.n_experts - self.n_experts_used) // self.n_experts
+        return streamed
+
+    def kv_bytes_per_token(self, kv: KvType) -> int:
+        """Bytes that one token takes in the KV caches of all layers, sliding windows not considered."""
+        numerator, denominator = _KV_BYTES_PER_VALUE[kv]
+        return sum(-(-values * numerator // denominator) for values in self.kv_values)
+
+    def kv_bytes(self, n_ctx: int, kv: KvType) -> int:
+        """Bytes of KV cache allocated for a context of ``n_ctx`` tokens.
+
+        Layers with a sliding window are counted in full, so for such models this is an upper bound: which
+        layers have the window is for most architectures known to llama.cpp only.
+        """
+        return n_ctx * self.kv_bytes_per_token(kv)
+
+
+def read_header(path: Path) -> ModelShape:
+    """Read and check the header of a GGUF file.
+
+    Raises ModelFileError where the file is missing, unreadable, not a GGUF, shorter than its header promises,
+    or says something about itself that cannot be true.
+    """
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelFileError("is a directory, not a GGUF file", "name the file inside it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelFileError("is not a regular file")
+        with path.open("rb") as source:
+            return parse_header(source, status.st_size)
+    except ModelFileError as error:
+        hint = error.hint or "download it again, or choose another: localllm list"
+        raise ModelFileError(f"{path} {error.message}", hint) from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelFileError(f"{path} cannot be read: {reason}", "check the path and its permissions") from None
+
+
+def parse_header(source: BinaryIO, file_bytes: int) -> ModelShape:
+    """The shape of the model whose GGUF begins at ``source`` and is ``file_bytes`` long in all.
+
+    ``source`` may hold only the header. Raises ModelFileError; its message completes the sentence "FILE …".
+    """
+    if file_bytes == 0:
+        raise ModelFileError("is empty")
+    container = read_container(source)
+    missing = container.end_bytes - file_bytes
+    if missing > 0:
+        raise ModelFileError(f"is cut short: {missing:,} of {container.end_bytes:,} bytes are missing")
+    facts = _Facts(container)
+    _check_numbers(facts)
+    _check_experts(facts)
+    _check_types(container.tensors)
+    return _shape(facts, container.tensors, file_bytes)
+
+
+class _Facts:
+    """The metadata, with typed and bounded access. Keys without a known prefix belong to the architecture."""
+
+    def __init__(self, container: Container) -> None:
+        self.metadata = container.metadata
+        self.architecture = self.text("general.architecture")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.architecture):
+            raise ModelFileError(f"names no usable architecture ({self.architecture!r})")
+
+    def key(self, name: str) -> str:
+        return name if name.startswith(("general.", "tokenizer.")) else f"{self.architecture}.{name}"
+
+    def text(self, name: str) -> str:
+        value = self.metadata.get(self.key(name), "")
+        if not isinstance(value, str):
+            raise ModelFileError(f"is damaged: {self.key(name)} is not a text")
+        return value
+
+    def integer(self, name: str, default: int | None = None, *, low: int = 0, high: int = MAX_WIDTH) -> int:
+        value = self.metadata.get(self.key(name), default)
+        if value is None:
+            raise ModelFileError(f"does not say its {self.key(name)}")
+        return self._bounded(name, value, low, high)
+
+    def per_layer(self, name: str, n_layers: int, default: tuple[int, ...]) -> tuple[int, ...]:
+        """A number for each layer; the file may give one for all."""
+        value = self.metadata.get(self.key(name))
+        if value is None:
+            return default
+        if not isinstance(value, Array):
+            return (self._bounded(name, value, 0, MAX_WIDTH),) * n_layers
+        if len(value.values) != n_layers:
+            raise ModelFileError(f"gives {value.count} values of {self.key(name)} for its {n_layers} layers")
+        return tuple(self._bounded(name, item, 0, MAX_WIDTH) for item in value.values)
+
+    def count(self, name: str) -> int:
+        """The number of items of an array, 0 where there is none."""
+        value = self.metadata.get(self.key(name))
+        return value.count if isinstance(value, Array) else 0
+
+    def _bounded(self, name: str, value: object, low: int, high: int) -> int:
+        if not isinstance(value, int):
+            raise ModelFileError(f"is damaged: {self.key(name)} is not a whole number")
+        if not low <= value <= high:
+            raise ModelFileError(f"says {self.key(name)} is {value:,}, outside {low:,} to {high:,}")
+        return int(value)
+
+
+def _check_numbers(facts: _Facts) -> None:
+    """Refuse the values that llama.cpp takes and stumbles over later: NaN, infinities, unknown names."""
+    for key, value in facts.metadata.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ModelFileError(f"says {key!r} is {value}")
+        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 < value < 1):
+            raise ModelFileError(f"says {key!r} is {value!r}, outside 0 to 1")
+    scaling = facts.text("rope.scaling.type")
+    if scaling and scaling not in _ROPE_SCALINGS:
+        raise ModelFileError(f"asks for the unknown RoPE scaling {scaling!r}")
+
+
+def _check_experts(facts: _Facts) -> None:
+    """The relations between expert counts that llama.cpp asserts."""
+    n_experts = facts.integer("expert_count", 0, high=MAX_EXPERTS)
+    groups = facts.integer("expert_group_count", 0)
+    used_groups = facts.integer("expert_group_used_count", 0)
+    if groups and groups >= n_experts:
+        raise ModelFileError(f"divides {n_experts} experts into {groups} groups")
+    if groups > 1 and (n_experts % groups or not 0 < used_groups < groups):
+        raise ModelFileError(f"uses {used_groups} of {groups} groups of its {n_experts} experts")
+
+
+def _check_types(tensors: tuple[Tensor, ...]) -> None:
+    """Refuse the types that llama.cpp loads and then cannot compute with."""
+    for tensor in tensors:
+        is_vector = len(tensor.dims) == 1 and tensor.name.endswith((".weight", ".bias"))
+        if (is_vector or tensor.name.endswith("_norm.weight")) and tensor.type_name != "F32":
+            raise ModelFileError(f"holds {tensor.name!r} as {tensor.type_name}, which can only be F32")
+        if tensor.type_name in _NO_MATRIX and tensor.name.endswith(".weight") and _TABLE not in tensor.name:
+            raise ModelFileError(f"holds {tensor.name!r} as {tensor.type_name}, which is no type for weights")
+
+
+def _shape(facts: _Facts, tensors: tuple[Tensor, ...], file_bytes: int) -> ModelShape:
+    n_blocks = facts.integer("block_count", low=1, high=MAX_LAYERS)
+    n_nextn = facts.integer("nextn_predict_layers", 0, high=n_blocks - 1)
+    n_layers = n_blocks - n_nextn
+    n_embd = facts.integer("embedding_length", low=1)
+    n_vocab = _vocabulary(facts, tensors, n_embd)
+    n_experts = facts.integer("expert_count", 0)
+    blocks = _blocks(tensors, n_layers, n_blocks)
+    heads = _Heads.read(facts, blocks, n_embd)
+    sizes = {tensor.name: tensor.n_bytes for tensor in tensors}
+    return ModelShape(
+        architecture=facts.architecture,
+        name=_one_line(facts.text("general.name")),
+        n_layers=n_layers,
+        n_embd=n_embd,
+        n_vocab=n_vocab,
+        n_ctx_train=facts.integer("context_length", low=1, high=MAX_CONTEXT),
+        n_kv_heads=heads.kv[:n_layers],
+        head_dim_k=heads.dim_k,
+        head_dim_v=heads.dim_v,
+        kv_values=heads.kv_values[:n_layers],
+        sliding_window=facts.integer("attention.sliding_window", 0, high=MAX_CONTEXT),
+        n_experts=n_experts,
+        n_experts_used=_experts_used(facts, n_blocks, n_experts),
+        quantisation=_quantisation(facts, tensors),
+        licence=_one_line(facts.text("general.license")),
+        chat_template=facts.text("tokenizer.chat_template"),
+        file_bytes=file_bytes,
+        tensor_bytes=sum(sizes.values()),
+        layer_bytes=tuple(_total(block) for block in blocks[:n_layers]),
+        expert_bytes=_total(t for block in blocks[:n_layers] for t in block if "_exps." in t.name),
+        nextn_bytes=sum(_total(block) for block in blocks[n_layers:]),
+        embedding_bytes=sum(sizes.get(table, 0) for table in _LOOK_UP_TABLES),
+        embedding_row_bytes=sum(t.n_bytes // t.dims[-1] for t in tensors if t.name in _LOOK_UP_TABLES),
+        token_embd_bytes=sizes.get("token_embd.weight", 0),
+        output_bytes=sizes.get("output.weight", 0),
+    )
+
+
+def _total(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.n_bytes for tensor in tensors)
+
+
+def _blocks(tensors: tuple[Tensor, ...], n_layers: int, n_blocks: int) -> tuple[list[Tensor], ...]:
+    """The tensors of each block; refuses a file that holds more or fewer layers than it claims."""
+    blocks: tuple[list[Tensor], ...] = tuple([] for _ in range(n_blocks))
+    for tensor in tensors:
+        if match := _BLOCK.fullmatch(tensor.name):
+            if int(match[1]) >= n_blocks:
+                raise ModelFileError(f"claims {n_blocks} layers but holds the tensor {tensor.name!r}")
+            blocks[int(match[1])].append(tensor)
+    for index, block in enumerate(blocks[:n_layers]):
+        if not block:
+            raise ModelFileError(f"claims {n_blocks} layers but holds no tensor of layer {index}")
+    return blocks
+
+
+def _vocabulary(facts: _Facts, tensors: tuple[Tensor, ...], n_embd: int) -> int:
+    """The number of tokens, on which the token list, the declared size and the embedding table must agree."""
+    table = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
+    n_tokens = facts.count("tokenizer.ggml.tokens")
+    n_rows = math.prod(table.dims[1:]) if table else 0
+    declared = facts.integer("vocab_size", n_tokens or n_rows, high=MAX_VOCABULARY)
+    n_vocab = n_tokens or declared
+    if not 0 < n_vocab <= MAX_VOCABULARY or declared != n_vocab or (table and n_rows != n_vocab):
+        raise ModelFileError(
+            f"disagrees about its vocabulary: {n_tokens:,} tokens, {declared:,} declared, {n_rows:,} embedded"
+        )
+    if table and table.dims[0] != n_embd:
+        raise ModelFileError(f"claims embeddings of {n_embd:,} values but holds some of {table.dims[0]:,}")
+    for name in ("token_type", "scores"):
+        if facts.count(f"tokenizer.ggml.{name}") not in (0, n_vocab):
+            raise ModelFileError(f"has {n_vocab:,} tokens but {facts.count(f'tokenizer.ggml.{name}'):,} token {name}s")
+    for name in ("bos", "eos", "eot", "eom"):
+        facts.integer(f"tokenizer.ggml.{name}_token_id", 0, high=n_vocab - 1)
+    return n_vocab
+
+
+def _experts_used(facts: _Facts, n_blocks: int, n_experts: int) -> int:
+    """How many experts a token passes in a layer; the largest number where layers differ."""
+    used = max(facts.per_layer("expert_used_count", n_blocks, (0,)))
+    if used > n_experts or (n_experts and not used):
+        raise ModelFileError(f"uses {used} of {n_experts} experts")
+    return used
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Attention heads: ``kv`` and ``kv_values`` (numbers cached per token) for each block."""
+
+    kv: tuple[int, ...]
+    kv_values: tuple[int, ...]
+    dim_k: int
+    dim_v: int
+
+    @classmethod
+    def read(cls, facts: _Facts, blocks: tuple[list[Tensor], ...], n_embd: int) -> "_Heads":
+        n_blocks = len(blocks)
+        heads = facts.per_layer("attention.head_count", n_blocks, (0,) * n_blocks)
+        declared = facts.per_layer("attention.head_count_kv", n_blocks, heads)
+        for n_head, n_kv in zip(heads, declared, strict=True):
+            if n_kv and (n_head == 0 or n_head % n_kv):
+                raise ModelFileError(f"shares {n_kv} KV heads between {n_head} attention heads")
+        if max(heads) == 0 and any(".attn_k." in tensor.name for block in blocks for tensor in block):
+            raise ModelFileError("claims 0 attention heads but holds attention tensors")
+        dim_k, dim_v = _head_dims(facts, max(heads), n_embd)
+        kv = _cached_heads(facts, blocks, declared)
+        widths = _cached_widths(facts, n_blocks, dim_k, dim_v)
+        return cls(kv, tuple(n * width for n, width in zip(kv, widths, strict=True)), dim_k, dim_v)
+
+
+def _head_dims(facts: _Facts, n_head: int, n_embd: int) -> tuple[int, int]:
+    """Values in a head's key and value vectors; by default the embedding is divided among the heads."""
+    if n_head == 0:
+        return 0, 0
+    given = all(facts.key(f"attention.{name}_length") in facts.metadata for name in ("key", "value"))
+    if n_embd % n_head and not given:
+        raise ModelFileError(f"divides embeddings of {n_embd:,} values among {n_head} heads")
+    dim_k = facts.integer("attention.key_length", n_embd // n_head, low=1)
+    dim_v = facts.integer("attention.value_length", n_embd // n_head, low=1)
+    return dim_k, dim_v
+
+
+def _cached_heads(facts: _Facts, blocks: tuple[list[Tensor], ...], declared: tuple[int, ...]) -> tuple[int, ...]:
+    """KV heads with a cache of their own: none in recurrent layers, nor in last layers that share."""
+    first_shared = len(blocks) - facts.integer("attention.shared_kv_layers", 0)
+
+    def cached(index: int, block: list[Tensor]) -> bool:
+        parts = tuple(match[2] for tensor in block if (match := _BLOCK.fullmatch(tensor.name)))
+        recurrent = any(part.startswith(_RECURRENT) for part in parts)
+        return index < first_shared and not (recurrent and "attn_k.weight" not in parts)
+
+    return tuple(n_kv if cached(i, block) else 0 for i, (block, n_kv) in enumerate(zip(blocks, declared, strict=True)))
+
+
+def _cached_widths(facts: _Facts, n_blocks: int, dim_k: int, dim_v: int) -> tuple[int, ...]:
+    """Numbers that one KV head of each block caches for a token, keys and values together."""
+    if facts.integer("attention.key_length_mla", 0):  # latent attention keeps the compressed keys only
+        return (dim_k,) * n_blocks
+    full = dim_k + dim_v
+    if not facts.count("attention.sliding_window_pattern"):
+        return (full,) * n_blocks
+    windowed = facts.integer("attention.key_length_swa", dim_k) + facts.integer("attention.value_length_swa", dim_v)
+    pattern = facts.per_layer("attention.sliding_window_pattern", n_blocks, ())
+    return tuple(windowed if in_window else full for in_window in pattern)
+
+
+def _quantisation(facts: _Facts, tensors: tuple[Tensor, ...]) -> str:
+    file_type = facts.metadata.get("general.file_type")
+    if isinstance(file_type, int) and file_type in _FILE_TYPES:
+        return _FILE_TYPES[file_type]
+    per_type: Counter[str] = Counter()
+    for tensor in tensors:
+        per_type[tensor.type_name] += tensor.n_bytes
+    return per_type.most_common(1)[0][0]
+
+
+def _one_line(text: str) -> str:
+    """Text from a file, fit to be shown: no control characters, no line breaks, at most 200 characters."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text[:200])

@@ -1,0 +1,1 @@
+"""Conversations: what was said, what fits, what is kept. Knows no terminal."""

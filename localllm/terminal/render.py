@@ -1,0 +1,240 @@
+"""Events -> what stands on the terminal, in the pipe or in the JSON object.
+
+The answer goes to stdout and nothing else does; progress goes to stderr. A renderer never computes and never
+asks the engine anything.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO, assert_never
+
+from localllm.terminal.safe import safe
+from localllm.values import Event, Progress, Reasoning, Text, TurnEnd, TurnStats
+
+_DIM, _RESET = "\x1b[2m", "\x1b[0m"
+_PROGRESS_AFTER_S = 0.5  # what takes less needs no progress
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How to show an answer. ``stream`` False writes it in one piece at its end."""
+
+    out: TextIO
+    status: TextIO
+    stream: bool = True
+    reasoning: bool = False
+    color: bool = False
+    progress: bool = False
+
+    @classmethod
+    def of_terminal(cls, *, stream: bool = True, reasoning: bool = True, quiet: bool = False) -> "View":
+        """What suits the standard streams: reasoning and colour only where a person reads them."""
+        interactive = sys.stdout.isatty()
+        return cls(
+            out=sys.stdout,
+            status=sys.stderr,
+            stream=stream,
+            reasoning=reasoning and interactive,
+            color=interactive and wants_color(),
+            progress=sys.stderr.isatty() and not quiet,
+        )
+
+
+def wants_color() -> bool:
+    """The NO_COLOR convention (no-color.org), and terminals that have no colours."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def show(events: Iterator[Event], view: View) -> TurnEnd:
+    """Write an answer as it comes; returns the event that ended it."""
+    writer, progress = _Writer(view), _ProgressLine(view.status, view.progress)
+    try:
+        for event in events:
+            match event:
+                case Progress():
+                    progress.show(event)
+                case Reasoning(text):
+                    if view.reasoning:
+                        progress.clear()
+                        writer.write(text, dim=True)
+                case Text(text):
+                    progress.clear()
+                    writer.write(text)
+                case TurnEnd():
+                    progress.clear()
+                    writer.finish()
+                    return event
+                case _:
+                    assert_never(event)
+    finally:
+        progress.clear()
+        writer.reset()
+    raise RuntimeError("a turn must end with TurnEnd")
+
+
+def collect(events: Iterator[Event], view: View) -> TurnEnd:
+    """Show progress only; returns the event that ended the turn, which holds the whole answer."""
+    progress = _ProgressLine(view.status, view.progress)
+    for event in events:
+        if isinstance(event, Progress):
+            progress.show(event)
+        else:
+            progress.clear()
+        if isinstance(event, TurnEnd):
+            return event
+    raise RuntimeError("a turn must end with TurnEnd")
+
+
+class _Writer:
+    """Writes pieces as they come, or keeps them to the end; ends with exactly one line break."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._held: list[str] = []
+        self._dim = False
+        self._last = "\n"
+
+    def write(self, text: str, dim: bool = False) -> None:
+        text = safe(text)
+        if dim != self._dim:
+            self._switch(dim)
+        if text:
+            self._last = text[-1]
+            self._put(text)
+
+    def finish(self) -> None:
+        self.reset()
+        if self._last != "\n":
+            self._put("\n")
+        if self._held:
+            self._view.out.write("".join(self._held))
+        self._view.out.flush()
+
+    def reset(self) -> None:
+        """Leave the terminal as it was, whatever happened."""
+        if self._dim and self._view.color:
+            self._put(_RESET)
+        self._dim = False
+
+    def _switch(self, dim: bool) -> None:
+        if not dim and self._last != "\n":  # the answer begins on its own line
+            self._put("\n")
+        if self._view.color:
+            self._put(_DIM if dim else _RESET)
+        self._dim = dim
+
+    def _put(self, text: str) -> None:
+        if self._view.stream:
+            self._view.out.write(text)
+            self._view.out.flush()
+        else:
+            self._held.append(text)
+
+
+class _ProgressLine:
+    """One line that is rewritten in place while a long prompt is read, and then taken away."""
+
+    def __init__(self, status: TextIO, enabled: bool) -> None:
+        self._status, self._enabled = status, enabled
+        self._begin_s = time.monotonic()
+        self._shown = False
+
+    def show(self, event: Progress) -> None:
+        if not self._enabled or time.monotonic() - self._begin_s < _PROGRESS_AFTER_S:
+            return
+        percent = 100 * event.done // max(1, event.total)
+        self._status.write(f"\r\x1b[Kreading the prompt: {event.done:,} of {event.total:,} tokens ({percent} %)")
+        self._status.flush()
+        self._shown = True
+
+    def clear(self) -> None:
+        if self._shown:
+            self._status.write("\r\x1b[K")
+            self._status.flush()
+            self._shown = False
+
+
+def stats_line(stats: TurnStats, n_ctx: int) -> str:
+    """One line for people: how many tokens, how fast, in which phase."""
+    parts = [f"{stats.output_tokens:,} tokens"]
+    if stats.decode_tok_s is not None:
+        parts.append(f"decode {stats.decode_tok_s:,.1f} tok/s")
+    read = stats.prompt_tokens - stats.cached_tokens
+    prefill = f"prefill {read:,} tokens in {stats.prefill_s:.2f} s"
+    parts.append(prefill + (f" ({stats.cached_tokens:,} cached)" if stats.cached_tokens else ""))
+    if stats.ttft_s is not None:
+        parts.append(f"TTFT {stats.ttft_s:.2f} s")
+    parts.append(f"context {stats.prompt_tokens + stats.output_tokens:,} of {n_ctx:,}")
+    return " · ".join(parts)
+
+
+def stats_summary(stats: TurnStats, n_ctx: int) -> str:
+    """All that was measured of one turn, a line each."""
+    used = stats.prompt_tokens + stats.output_tokens
+    rows = [
+        (
+            "prompt",
+            f"{stats.prompt_tokens:,} tokens, {stats.cached_tokens:,} of them already in the KV cache",
+        ),
+        ("prefill", f"{stats.prefill_s:.3f} s" + _with_unit(stats.prefill_tok_s, "tok/s", ", ")),
+        ("TTFT", _with_unit(stats.ttft_s, "s")),
+        (
+            "decode",
+            f"{stats.output_tokens:,} tokens in {stats.decode_s:.3f} s" + _with_unit(stats.decode_tok_s, "tok/s", ", "),
+        ),
+        ("inter-token p50", _milliseconds(stats.inter_token_percentile(50))),
+        ("inter-token p99", _milliseconds(stats.inter_token_percentile(99))),
+        ("context", f"{used:,} of {n_ctx:,} tokens ({100 * used // n_ctx} %)"),
+    ]
+    return "\n".join(f"{name:16} {value}" for name, value in rows)
+
+
+def _with_unit(value: float | None, unit: str, before: str = "") -> str:
+    return ("" if before else "not measured") if value is None else f"{before}{value:,.3g} {unit}"
+
+
+def _milliseconds(value_s: float | None) -> str:
+    return "not measured" if value_s is None else f"{1000 * value_s:,.1f} ms"
+
+
+ENDINGS = {
+    "context": "the context is full: the answer is cut",
+    "timeout": "the time limit was reached: the answer is cut",
+    "interrupted": "interrupted: the answer is cut",
+}
+
+
+def as_json(end: TurnEnd, model: str) -> dict[str, Any]:
+    """The object that ``--json`` prints. Times are in seconds; what could not be measured is null."""
+    return {
+        "answer": end.message.text,
+        "reasoning": end.message.reasoning,
+        "model": model,
+        "finish_reason": end.reason,
+        "stats": _stats_json(end.stats),
+    }
+
+
+def _stats_json(stats: TurnStats) -> dict[str, Any]:
+    return {
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "prefill_s": stats.prefill_s,
+        "ttft_s": stats.ttft_s,
+        "output_tokens": stats.output_tokens,
+        "decode_s": stats.decode_s,
+        "decode_tok_s": stats.decode_tok_s,
+        "itl_p50_s": stats.inter_token_percentile(50),
+        "itl_p99_s": stats.inter_token_percentile(99),
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+    }
+
+
+def dumps(value: object) -> str:
+    """JSON in one line, every control character escaped (C1 too, which ``ensure_ascii=False`` lets through)."""
+    return json.dumps(value, ensure_ascii=True)

@@ -1,0 +1,183 @@
+"""Frozen values and events shared by every layer.
+
+Knows nothing of models, terminals or files. Events are plain data: one class per meaning, handled with
+``match`` and ``assert_never``, and serialisable, so that they can one day travel over a socket.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from localllm.errors import UsageError
+
+Role = Literal["system", "user", "assistant"]
+KvType = Literal["f16", "q8_0", "q4_0"]
+ReasoningStart = Literal["none", "possible", "open"]
+FinishReason = Literal["stop", "length", "context", "timeout", "interrupted"]
+
+MAX_SEED = 2**32 - 2  # llama.cpp reads 2**32 - 1 as "a new random seed at each call"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation.
+
+    ``token_ids`` are the ids that the model generated for ``text`` (assistant messages only; empty where the
+    text was typed or cut inside a token). A later turn feeds these, so an answer is never tokenised anew.
+    """
+
+    role: Role
+    text: str
+    token_ids: tuple[int, ...] = ()
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered and tokenised conversation, ready for ``Engine.reply``.
+
+    ``reasoning`` tells how the answer begins: "open" where the template itself opened a reasoning block,
+    "possible" where the template knows reasoning but leaves the beginning to the model, else "none".
+    ``stop`` are the strings that end an answer in this layout, besides the model's own end tokens.
+    ``encode_s`` is the time that rendering and tokenising took, in seconds; it is part of TTFT.
+    """
+
+    ids: tuple[int, ...]
+    reasoning: ReasoningStart = "none"
+    stop: tuple[str, ...] = ()
+    encode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is loaded, and how. Context sizes are in tokens; ``layers`` counts the output layer too."""
+
+    name: str
+    path: Path
+    n_ctx: int
+    n_ctx_train: int
+    kv: KvType
+    threads: int
+    gpu_layers: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen, and when to stop. Order and defaults follow llama.cpp.
+
+    ``temperature`` 0 is greedy: the arg-max, no random numbers. ``seed`` None draws a new one per turn.
+    ``max_tokens`` None means: until the model ends its answer or the context is full.
+    ``repeat_penalty`` looks at the last 64 tokens; 1 turns it off.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what llama.cpp would take silently: NaN, infinities, seeds that wrap around."""
+        _check("temperature", self.temperature, 0, 100)
+        _check("top-k", self.top_k, 0, 2**31 - 1)
+        _check("top-p", self.top_p, 0, 1)
+        _check("min-p", self.min_p, 0, 1)
+        _check("repeat-penalty", self.repeat_penalty, 0.01, 100)
+        if self.seed is not None:
+            _check("seed", self.seed, 0, MAX_SEED)
+        if self.max_tokens is not None:
+            _check("max-tokens", self.max_tokens, 1, 2**31 - 1)
+        if any(not stop for stop in self.stop):
+            raise UsageError("a stop string is empty", "give --stop at least one character")
+
+    @property
+    def greedy(self) -> bool:
+        """True where the most likely token is always taken."""
+        return self.temperature == 0 or self.top_k == 1
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise UsageError(f"{name} is {value}, which is out of range", f"choose a value from {low:g} to {high:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStats:
+    """What one turn cost. Counts are tokens, times are seconds; None is "could not be measured".
+
+    ``prompt_tokens`` counts the whole prompt, ``cached_tokens`` the part that was not read again.
+    ``ttft_s`` runs from the request, tokenising included and loading not, to the first text or reasoning.
+    ``decode_s`` runs from the first token to the last, so it spans ``output_tokens - 1`` steps.
+    ``inter_token_s`` holds the time of each of those steps.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    prefill_s: float
+    ttft_s: float | None
+    output_tokens: int
+    decode_s: float
+    inter_token_s: tuple[float, ...] = ()
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def prefill_tok_s(self) -> float | None:
+        """Prompt tokens computed per second of prefill."""
+        computed = self.prompt_tokens - self.cached_tokens
+        return computed / self.prefill_s if computed > 0 and self.prefill_s > 0 else None
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """Tokens per second while decoding (the inverse of TPOT)."""
+        return (self.output_tokens - 1) / self.decode_s if self.output_tokens > 1 and self.decode_s > 0 else None
+
+    def inter_token_percentile(self, percent: float) -> float | None:
+        """The given percentile of the inter-token latency in seconds, by the nearest-rank method."""
+        if not self.inter_token_s:
+            return None
+        ordered = sorted(self.inter_token_s)
+        return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prefill has computed ``done`` of ``total`` prompt tokens; ``cached`` of them were there before."""
+
+    done: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of the model's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """The last event of every turn: why it ended, the finished message, and what it cost."""
+
+    reason: FinishReason
+    message: Message
+    stats: TurnStats
+
+
+Event = Progress | Reasoning | Text | TurnEnd
+Conversation = Sequence[Message]

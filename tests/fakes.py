@@ -1,0 +1,122 @@
+"""A byte-level model for tests of the engine: 256 tokens for bytes, a few control tokens, and a rule that decides.
+
+It keeps the promises of the Decoder protocol and checks that the engine keeps its side.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localllm.engine.decoder import ControlToken
+from localllm.engine.engine import Engine
+from localllm.engine.template import ChatTemplate
+from localllm.values import ModelInfo, Sampling
+
+BOS, START, END, THINK, UNTHINK = 256, 257, 258, 259, 260
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+Rule = Callable[[Sequence[int]], int]
+
+
+class FakeVocabulary:
+    """One token a byte, plus control tokens."""
+
+    n_tokens = 261
+
+    def __init__(self, add_bos: bool = False) -> None:
+        self.add_bos = add_bos
+        self.bos = ControlToken(BOS, "<s>")
+        self.eos = ControlToken(END, "<|im_end|>")
+        self.control_tokens = [
+            self.bos,
+            ControlToken(START, "<|im_start|>"),
+            self.eos,
+            ControlToken(THINK, "<think>"),
+            ControlToken(UNTHINK, "</think>"),
+        ]
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    def is_end(self, token: int) -> bool:
+        return token == END
+
+
+@dataclass
+class FakeDecoder:
+    """``rule`` says which token follows the tokens so far; above temperature 0 a seeded draw may change it.
+
+    ``fed`` records every slice; ``rewinds`` False makes it behave like a recurrent model.
+    """
+
+    rule: Rule
+    n_ctx: int = 4096
+    slice_tokens: int = 32
+    rewinds: bool = True
+    vocab: FakeVocabulary = field(default_factory=FakeVocabulary)
+    tokens: list[int] = field(default_factory=list)
+    fed: list[list[int]] = field(default_factory=list)
+    before_feed: Callable[[], None] = lambda: None
+    open_samplers: int = 0
+
+    def feed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> bool:
+        assert 0 < len(ids) <= self.slice_tokens and len(self.tokens) + len(ids) <= self.n_ctx
+        self.before_feed()
+        if cancelled():
+            return False
+        self.fed.append(list(ids))
+        self.tokens.extend(ids)
+        return True
+
+    def rewind(self, length: int) -> int:
+        if length < len(self.tokens):
+            del self.tokens[length if self.rewinds else 0 :]
+        return len(self.tokens)
+
+    def sampler(self, sampling: Sampling, seed: int) -> "FakeSampler":
+        self.open_samplers += 1
+        return FakeSampler(self, sampling, random.Random(seed))
+
+    def close(self) -> None:
+        self.tokens.clear()
+
+
+@dataclass
+class FakeSampler:
+    decoder: FakeDecoder
+    sampling: Sampling
+    draw: random.Random
+
+    def sample(self) -> int:
+        token = self.decoder.rule(self.decoder.tokens)
+        if self.sampling.temperature > 0 and token < 256 and self.draw.random() < 0.3:
+            return self.draw.randint(97, 122)
+        return token
+
+    def close(self) -> None:
+        self.decoder.open_samplers -= 1
+
+
+def says(answer: bytes | Sequence[int], prompt_end: bytes = b"assistant\n") -> Rule:
+    """A rule: after each prompt (it ends in ``prompt_end``) say ``answer``, then end the turn."""
+    script = [*answer, END]
+
+    def rule(tokens: Sequence[int]) -> int:
+        end = list(prompt_end)
+        for at in range(len(tokens), len(end) - 1, -1):
+            if list(tokens[at - len(end) : at]) == end:
+                return script[len(tokens) - at] if len(tokens) - at < len(script) else END
+        raise AssertionError("no prompt was fed")
+
+    return rule
+
+
+def fake_engine(decoder: FakeDecoder, template: str = CHATML) -> Engine:
+    info = ModelInfo("fake", Path("fake.gguf"), decoder.n_ctx, decoder.n_ctx, "f16", 1, 0, 1)
+    return Engine(decoder, ChatTemplate.of_model(template, "<s>", "<|im_end|>"), info, Sampling(temperature=0))

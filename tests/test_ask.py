@@ -1,0 +1,290 @@
+"""``localllm ask`` as its users run it: the installed program, in a subprocess, with pipes and signals."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localllm import Message, Sampling
+
+PROGRAM = str(Path(sys.executable).parent / "localllm")
+STATS = {
+    *("prompt_tokens", "cached_tokens", "prefill_s", "ttft_s", "output_tokens", "decode_s", "decode_tok_s"),
+    *("itl_p50_s", "itl_p99_s", "drafted", "accepted"),
+}
+LONG = "The river runs to the sea, and the sea gives it back to the clouds. " * 450  # about 7,200 tokens
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture
+def ask(home, smollm2, monkeypatch):
+    """Runs ``localllm ask`` with the default model and an empty home; returns the finished process."""
+    monkeypatch.setenv("LOCALLLM_MODEL", str(smollm2))
+
+    def run(*arguments, **options):
+        options = {"input": ""} | options
+        return subprocess.run([PROGRAM, "ask", *arguments], capture_output=True, text=True, timeout=120, **options)
+
+    return run
+
+
+COLOURS = "Name three colours."
+ENDLESS = ("--raw", "one two three one two three one two three", "--temp", "0")  # goes on until it is stopped
+
+
+@pytest.fixture(scope="session")
+def colours(engine):
+    """The greedy answer to COLOURS, by the engine in this process."""
+    *_, end = engine.reply([Message("user", COLOURS)], Sampling(temperature=0))
+    assert end.message.text.startswith("1. Red") and "Blue" in end.message.text
+    return end.message.text
+
+
+def said(result):
+    """The one line on stderr."""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("localllm: "), result.stderr
+    return lines[0]
+
+
+def test_an_answer_goes_to_stdout_and_nothing_else_does(ask, colours):
+    """Plain text with one line break at its end, no escape sequences, nothing on stderr, exit code 0."""
+    result = ask(COLOURS, "--temp", "0")
+    assert (result.returncode, result.stderr, result.stdout) == (0, "", colours + "\n")
+
+
+def test_piped_text_and_files_go_before_the_prompt(ask, tmp_path):
+    """stdin, then files in their order, then the argument: told by how many tokens each order takes."""
+    (tmp_path / "a.txt").write_text("alpha")
+    prompt = ["-f", str(tmp_path / "a.txt"), "omega", "--raw", "--json", "--max-tokens", "1", "--temp", "0"]
+    both = json.loads(ask(*prompt, input="first").stdout)
+    joined = json.loads(ask("first\n\nalpha\n\nomega", *prompt[3:]).stdout)
+    assert both["answer"] == joined["answer"]
+    assert both["stats"]["prompt_tokens"] == joined["stats"]["prompt_tokens"]
+
+
+def test_stdin_alone_is_a_prompt(ask):
+    """``localllm ask < file``."""
+    assert ask("--temp", "0", input=COLOURS).stdout == ask(COLOURS, "--temp", "0").stdout
+
+
+def test_same_seed_same_answer(ask):
+    """Seed, flags and threads the same: the same answer in another process."""
+    flags = ("Tell me a story.", "--seed", "7", "--max-tokens", "40", "--threads", "2", "--no-cache", "--draft", "off")
+    assert ask(*flags).stdout == ask(*flags).stdout != ask(*flags[:2], "8", *flags[3:]).stdout
+
+
+def test_json_is_one_object_with_everything_measured(ask, colours):
+    """The documented keys, no more and no fewer; counts and times that fit together."""
+    result = ask(COLOURS, "--json", "--temp", "0")
+    found = json.loads(result.stdout)
+    assert result.stdout.count("\n") == 1
+    assert {*found} == {"answer", "reasoning", "model", "finish_reason", "stats"}
+    assert found["answer"] == colours and found["finish_reason"] == "stop"
+    stats = found["stats"]
+    assert {*stats} == STATS
+    assert 0 < stats["prefill_s"] <= stats["ttft_s"]
+    assert 0 < stats["itl_p50_s"] <= stats["itl_p99_s"] <= stats["decode_s"]
+    assert stats["decode_tok_s"] == pytest.approx((stats["output_tokens"] - 1) / stats["decode_s"])
+
+
+def test_what_was_not_measured_is_null(ask):
+    """One token has no inter-token time and no decode rate."""
+    stats = json.loads(ask("Hi", "--json", "--max-tokens", "1").stdout)["stats"]
+    assert stats["decode_tok_s"] is stats["itl_p50_s"] is stats["itl_p99_s"] is None
+
+
+def test_limits_of_the_users_own_end_an_answer_whole(ask, colours):
+    """--max-tokens and --stop are success; finish_reason tells which it was."""
+    short = json.loads(ask("Count to ten.", "--json", "--max-tokens", "3").stdout)
+    assert (short["finish_reason"], short["stats"]["output_tokens"]) == ("length", 3)
+    stopped = ask(COLOURS, "--temp", "0", "--stop", "Blue")
+    assert (stopped.returncode, stopped.stdout) == (0, colours[: colours.index("Blue")] + "\n")
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(ask):
+    """Exit 3, both sizes, and how to go on; with --json the same as an object."""
+    result = ask("What runs?", "--ctx-size", "512", input=LONG)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert "tokens, the context holds 512" in said(result) and "--on-overflow" in said(result)
+    result = ask("What runs?", "--ctx-size", "512", "--json", input=LONG)
+    error = json.loads(result.stdout)["error"]
+    assert (result.returncode, error["code"]) == (3, "prompt_too_long") and {*error} == {"code", "message", "hint"}
+
+
+@pytest.mark.parametrize("part", ["head", "tail", "middle"])
+def test_overflow_drops_the_part_that_was_named_and_says_how_much(ask, part):
+    """The rest is answered, within the context, and stderr gives the number of tokens that went."""
+    result = ask("What runs?", "--ctx-size", "512", "--on-overflow", part, "--json", "--max-tokens", "4", input=LONG)
+    assert result.returncode == 0
+    assert f"dropped the {part} of the attached text: " in said(result)
+    assert 300 < json.loads(result.stdout)["stats"]["prompt_tokens"] <= 508
+
+
+def test_a_full_context_is_told_and_has_its_own_exit_code(ask):
+    """Exit 5: the answer was cut because the context filled up."""
+    result = ask("--raw", "one two three", "--ctx-size", "256", "--temp", "0")
+    assert result.returncode == 5
+    assert "context is full" in said(result) and result.stdout
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(ask, smollm2):
+    """``| head -1``: no traceback, no complaint, and the writer does not go on for long."""
+    script = f'"{PROGRAM}" ask {shlex.join(ENDLESS)} | head -c 5'
+    result = subprocess.run(["bash", "-c", f"{script}; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=100)
+    assert (result.returncode, result.stderr) == (0, b"") and len(result.stdout) == 5
+
+
+def test_a_timeout_cuts_the_answer_and_says_so(ask):
+    """Exit 124, in prefill too; what was written stays."""
+    result = ask(*ENDLESS, "--timeout", "3", "--json")
+    assert result.returncode == 124
+    found = json.loads(result.stdout)
+    assert found["finish_reason"] == "timeout" and found["answer"].startswith(" one two three")
+    result = ask("What runs?", "--timeout", "2", "--json", input=LONG)
+    assert result.returncode == 124
+    assert json.loads(result.stdout)["stats"]["output_tokens"] == 0
+
+
+def test_a_timeout_ends_waiting_for_stdin(ask):
+    """stdin that never ends does not hold the program beyond its limit."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w"):
+        result = ask("x", "--timeout", "0.5", input=None, stdin=reader)
+    assert (result.returncode, result.stdout) == (124, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_signals_stop_prefill_and_decode_at_once(ask, number, phase, smollm2):
+    """Ctrl-C and SIGTERM: exit 130, the partial answer kept, within a moment (bound generous for busy machines)."""
+    command = [PROGRAM, "ask", "--json", *(["x"] if phase == "prefill" else ENDLESS)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
+        process.stdin.write(LONG if phase == "prefill" else "")
+        process.stdin.close()
+        time.sleep(2.5)
+        process.send_signal(number)
+        begin_s = time.monotonic()
+        assert process.wait(20) == 130
+        took_s = time.monotonic() - begin_s
+        found = json.loads(process.stdout.read())
+    assert found["finish_reason"] == "interrupted" and took_s < 5
+    assert (found["stats"]["output_tokens"] == 0) == (phase == "prefill")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "there is nothing to ask"),
+        ([""], 2, "there is nothing to ask"),
+        (["  \n "], 2, "there is nothing to ask"),
+        (["hi", "--temp", "nan"], 2, "temperature is nan"),
+        (["hi", "--temp", "-1"], 2, "temperature is -1.0"),
+        (["hi", "--temp", "warm"], 2, "'warm' is not a valid float"),
+        (["hi", "--top-p", "1.5"], 2, "top-p is 1.5"),
+        (["hi", "--min-p", "inf"], 2, "min-p is inf"),
+        (["hi", "--top-k", "-1"], 2, "top-k is -1"),
+        (["hi", "--seed", "4294967295"], 2, "seed is 4294967295"),
+        (["hi", "--seed", "-1"], 2, "seed is -1"),
+        (["hi", "--max-tokens", "0"], 2, "max-tokens is 0"),
+        (["hi", "--stop", ""], 2, "a stop string is empty"),
+        (["hi", "--timeout", "0"], 2, "--timeout is 0"),
+        (["hi", "--timeout", "nan"], 2, "--timeout is nan"),
+        (["hi", "--ctx-size", "1"], 2, "--ctx-size is 1"),
+        (["hi", "--ctx-size", "999999"], 2, "trained for 8,192"),
+        (["hi", "--kv", "q9"], 2, "'q9' is not one of"),
+        (["hi", "--draft", "banana"], 2, "--draft banana"),
+        (["hi", "--on-overflow", "all"], 2, "'all' is not one of"),
+        (["hi", "--bogus"], 2, "No such option"),
+        (["hi", "-m", "smollm2-135"], 4, "smollm2-135m"),
+        (["hi", "-m", "./no/such.gguf"], 4, "there is no file './no/such.gguf'"),
+        (["hi", "-m", "/"], 4, "is a directory"),
+        (["hi", "-f", "no-such-file"], 2, "cannot read no-such-file"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_its_exit_code(ask, arguments, code, says):
+    """What is wrong and what to do, nothing on stdout; with --json also as an object, with the same exit code."""
+    result = ask(*arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert says in said(result) and "; " in said(result)
+    result = ask(*arguments, "--json")
+    assert result.returncode == code
+    assert says in json.loads(result.stdout)["error"]["message"] + json.loads(result.stdout)["error"]["hint"]
+
+
+def test_a_text_file_renamed_to_gguf_and_a_truncated_gguf(ask, smollm2, tmp_path):
+    """Both are told apart from a model before llama.cpp sees them."""
+    text = tmp_path / "notes.gguf"
+    text.write_text("just some notes, long enough to hold a header of their own")
+    result = ask("hi", "-m", str(text))
+    assert result.returncode == 4 and "GGUF" in said(result)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(smollm2.read_bytes()[:5_000_000])
+    result = ask("hi", "-m", str(cut))
+    assert result.returncode == 4 and "missing" in said(result)
+
+
+def test_stdout_closed(ask):
+    """``>&-`` is told in one line, and is a failure."""
+    result = subprocess.run(["sh", "-c", f'"{PROGRAM}" ask hi >&-'], capture_output=True, text=True, stdin=-3)
+    assert result.returncode == 1
+    assert said(result).startswith("localllm: stdout is closed")
+
+
+def test_binary_input_is_refused_and_wrong_bytes_are_replaced(ask):
+    """A picture is no prompt; text with a broken byte is."""
+    arguments = {"capture_output": True, "timeout": 100}
+    result = subprocess.run([PROGRAM, "ask", "what?"], input=b"\x89PNG\x00\x01", **arguments)
+    assert result.returncode == 2 and b"binary" in result.stderr
+    result = subprocess.run([PROGRAM, "ask", "--max-tokens", "2"], input=b"caf\xe9", **arguments)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_control_characters_never_reach_a_terminal(ask, gemma, monkeypatch):
+    """A model that repeats an escape sequence cannot send it: it is stripped, also in a pipe."""
+    monkeypatch.setenv("LOCALLLM_MODEL", str(gemma))
+    line = "\x1b]0;title\x07\x1b[31mred\x9b2J\u202e end.\n"
+    result = ask("--raw", line * 6, "--temp", "0", "--max-tokens", "24")
+    assert result.returncode == 0
+    assert "red" in result.stdout, "the model should repeat the line"
+    assert not set(result.stdout) & {"\x1b", "\x07", "\x9b", "\u202e"}
+
+
+def test_usage_says_what_happened_on_stderr(ask):
+    """-u: tokens, both phases, the context and where it comes from; -q: nothing."""
+    result = ask("Hi", "-u", "--max-tokens", "3")
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2
+    for word in ("3 tokens", "decode", "prefill", "TTFT", "tok/s"):
+        assert word in lines[0]
+    assert "context 8,192 of the 8,192 it was trained for" in lines[1] and "2 threads" in lines[1]
+    assert ask("Hi", "-u", "-q", "--max-tokens", "3").stderr == ""
+
+
+def test_a_prompt_may_begin_with_a_dash(ask):
+    """After ``--`` everything is the prompt."""
+    assert ask("--max-tokens", "2", "--", "-5 + 3 =").returncode == 0
+
+
+def test_no_stream_writes_the_same(ask, colours):
+    """The same text, in one piece."""
+    assert ask(COLOURS, "--temp", "0", "--no-stream").stdout == colours + "\n"
+
+
+@pytest.mark.parametrize("variables", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_a_poor_locale_is_no_reason_to_fail(ask, variables):
+    """A character that the locale lacks is replaced, never a traceback."""
+    result = ask("--raw", "Ü, Ü, Ü, Ü, Ü, Ü,", "--max-tokens", "4", "--temp", "0", env=os.environ | variables)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_no_home_at_all(ask, smollm2):
+    """Under cron, say: nothing but a PATH."""
+    result = ask("Hi", "--max-tokens", "2", env={"PATH": "/usr/bin:/bin", "LOCALLLM_MODEL": str(smollm2)})
+    assert (result.returncode, result.stderr) == (0, "")

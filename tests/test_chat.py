@@ -1,0 +1,345 @@
+"""``localllm chat`` through a real pseudo-terminal, and the pure rules of its input line."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pexpect
+import pytest
+from fakes import FakeDecoder, fake_engine, says
+
+from localllm import Message, Sampling, TurnEnd
+from localllm.cancel import Cancel
+from localllm.errors import PromptTooLong, UsageError
+from localllm.session.chat import Chat
+from localllm.terminal import commands
+from localllm.terminal.keys import completions, is_complete, unquoted
+
+PROGRAM = str(Path(sys.executable).parent / "localllm")
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][AB0]|\x1b[=>]|\r|\x08")
+STATUS = r"tokens · .*context [\d,]+ of [\d,]+"
+
+
+class Terminal:
+    """A chat in a pseudo-terminal; ``sees`` waits for a pattern in what a person would read."""
+
+    def __init__(self, *arguments, columns=100):
+        self.child = pexpect.spawn(
+            PROGRAM,
+            ["chat", *arguments],
+            dimensions=(30, columns),
+            timeout=30,
+            encoding="utf-8",
+            codec_errors="replace",
+        )
+        self.seen = ""
+
+    def sees(self, pattern, timeout=20):
+        deadline = time.monotonic() + timeout
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < deadline, f"{pattern!r} not in {self.seen[-800:]!r}"
+            try:
+                self.seen += ANSI.sub("", self.child.read_nonblocking(4096, timeout=0.2))
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                deadline = 0
+        before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return before
+
+    def ready(self):
+        return self.sees(r"(^|\n)>")
+
+    def types(self, text):
+        self.child.send(text)
+
+    def asks(self, text):
+        self.ready()
+        self.types(text + "\r")
+        return self.sees(STATUS)
+
+    def leaves(self):
+        self.child.expect(pexpect.EOF, timeout=30)
+        self.child.close()
+        return self.child.exitstatus
+
+
+@pytest.fixture
+def terminal(home, smollm2, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_MODEL", str(smollm2))
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # pexpect does not answer where the cursor is
+    opened = []
+
+    def start(*arguments, **options):
+        opened.append(Terminal(*arguments, **options))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.child.close(force=True)
+
+
+# All tokens equally likely: the one that ends the answer does not come by chance.
+ENDLESS = ("--temp", "100", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "1")
+
+
+@pytest.mark.model
+def test_a_conversation(terminal, home):
+    """Greeting, an answer with its status line, a second turn that reads only what is new, Ctrl-D."""
+    chat = terminal("--temp", "0", "--max-tokens", "40")
+    assert "context 8,192" in chat.sees(r"Ctrl-D leaves\.")
+    first = chat.asks("Name three colours.")
+    assert "Red" in first and re.search(r"prefill \d+ tokens in", first) and "tok/s" in first
+    second = chat.asks("And another one?")
+    assert int(re.search(r"prefill (\d+) tokens", second)[1]) < 25 and re.search(r"\d+ cached", second)
+    chat.ready()
+    chat.types("\x04")
+    assert chat.leaves() == 0
+    assert "Name three colours." in (home / ".local/share/localllm/chat_history").read_text()
+
+
+@pytest.mark.model
+def test_commands(terminal):
+    """/help, /system, /stats, /clear, /model and /exit do what they say; an unknown one is an error."""
+    chat = terminal("--max-tokens", "3")
+    for typed, expected in [
+        ("/help", r"Ctrl-G opens \$EDITOR"),
+        ("/hlp", r"there is no command /hlp; /help\?"),
+        ("/stats", "no answer yet"),
+        ("/system", "there is no system prompt"),
+        ("/system Be brief.", "system prompt set"),
+        ("/system", r"Be brief\."),
+        ("/model nosuch", "there is no model 'nosuch'"),
+        ("/model", "context 8,192"),
+    ]:
+        chat.ready()
+        chat.types(typed + "\r")
+        chat.sees(expected)
+    chat.asks("Hi")
+    chat.ready()
+    chat.types("/stats\r")
+    chat.sees(r"inter-token p99 +[\d.]+ ms")
+    chat.types("/clear\r")
+    chat.sees("the system prompt stays")
+    chat.types("/exit\r")
+    assert chat.leaves() == 0
+
+
+@pytest.mark.model
+def test_another_model_in_the_same_conversation(terminal, gemma):
+    """/model PATH loads it and the talk goes on."""
+    chat = terminal("--max-tokens", "3", "--ctx-size", "512")
+    chat.asks("Hi")
+    chat.ready()
+    chat.types(f"/model {gemma}\r")
+    chat.sees("gemma-3-270m.* context 512")
+    chat.asks("Hi again")
+
+
+@pytest.mark.model
+def test_ctrl_c_while_decoding_keeps_the_answer_and_the_conversation(terminal):
+    """The answer stops, what was written stays in the conversation, and the next turn builds on it."""
+    chat = terminal(*ENDLESS)
+    for again in (False, True):
+        chat.ready()
+        chat.types("Go on.\r")
+        chat.sees(r"Go on\.[\s\S]{200}")
+        chat.types("\x03")
+        stopped = chat.sees(STATUS)
+        assert "interrupted" in stopped
+        assert bool(re.search(r"\(\d+ cached\)", stopped)) is again
+
+
+@pytest.mark.model
+def test_ctrl_c_while_the_prompt_is_read(terminal):
+    """Prefill stops too, the question is not kept, and the conversation goes on."""
+    chat = terminal("--temp", "0", "--max-tokens", "5")
+    chat.ready()
+    chat.types("\x1b[200~" + "the sea and the river and the clouds " * 900 + "\x1b[201~")
+    time.sleep(1)
+    chat.types("\r")
+    chat.sees("reading the prompt")
+    chat.types("\x03")
+    assert "the question is not kept" in chat.sees(STATUS)
+    assert "context" in chat.asks("Hi")
+
+
+@pytest.mark.model
+def test_a_pasted_text_of_many_lines_is_one_message(terminal):
+    """Bracketed paste does not send line by line; Enter sends it all."""
+    chat = terminal("--max-tokens", "2")
+    chat.ready()
+    chat.types("\x1b[200~first line\nsecond line\nthird line\x1b[201~")
+    time.sleep(0.5)
+    assert "tokens ·" not in chat.seen
+    chat.types("\r")
+    chat.sees(STATUS)
+    chat.ready()
+    chat.types("/stats\r")
+    assert int(re.search(r"prompt +(\d+) tokens", chat.sees(r"inter-token p99"))[1]) > 35
+
+
+@pytest.mark.model
+def test_multi_line_input(terminal):
+    """A backslash at the end, Ctrl-J and Alt-Enter begin a new line; Enter sends."""
+    chat = terminal("--max-tokens", "2")
+    chat.ready()
+    chat.types("one \\\rtwo\x0athree\x1b\rfour")
+    time.sleep(0.5)
+    assert "tokens ·" not in chat.seen
+    chat.types("\r")
+    chat.sees(STATUS)
+
+
+@pytest.mark.model
+def test_a_resized_window(terminal):
+    """A resize in the middle of an answer, and at the prompt, does no harm."""
+    chat = terminal(*ENDLESS, "--max-tokens", "100")
+    chat.ready()
+    chat.types("Go on.\r")
+    chat.sees(r"Go on\.[\s\S]{50}")
+    chat.child.setwinsize(10, 40)
+    chat.sees(STATUS)
+    chat.child.setwinsize(40, 120)
+    chat.asks("Thanks.")
+
+
+@pytest.mark.model
+def test_ctrl_c_at_the_prompt(terminal):
+    """At an empty prompt it gives a hint; with text it takes the text back."""
+    chat = terminal("--max-tokens", "2")
+    chat.ready()
+    chat.types("\x03")
+    chat.sees("Ctrl-D or /exit leaves")
+    chat.ready()
+    chat.types("never mind\x03")
+    chat.asks("Hi")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_terminal_is_left_as_it_was_found(terminal, number):
+    """Ended from outside at its prompt, the program puts the line settings back."""
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    with subprocess.Popen([PROGRAM, "chat"], stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        seen = b""
+        while b">" not in seen.partition(b"leaves.")[2]:
+            seen += os.read(ours, 4096)
+        assert termios.tcgetattr(theirs) != before, "the prompt should have changed the settings"
+        process.send_signal(number)
+        assert process.wait(20) == 130
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.model
+def test_no_color(terminal, monkeypatch):
+    """With NO_COLOR our own lines carry no colour."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    child = pexpect.spawn(PROGRAM, ["chat"], timeout=30, encoding="utf-8")
+    child.expect("Ctrl-D leaves")
+    assert "\x1b[2m" not in child.before
+    child.close(force=True)
+
+
+def test_a_read_only_home_is_no_reason_not_to_talk(home):
+    """Without a place for it, history stays in memory."""
+    from localllm.terminal.repl import history_path
+
+    blocked = home / "file"
+    blocked.write_text("")
+    assert history_path(blocked / "below") is None
+    path = history_path(home / "data")
+    assert path and path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "complete", "meant"),
+    [
+        ("hello", True, "hello"),
+        ("hello \\", False, "hello \\"),
+        ("one \\\ntwo", True, "one \ntwo"),
+        ('"""', False, '"""'),
+        ('"""\na\nb', False, '"""\na\nb'),
+        ('"""\na\nb\n"""', True, "a\nb"),
+        ('say """ loud', True, 'say """ loud'),
+        ("", True, ""),
+    ],
+)
+def test_when_a_text_is_complete(text, complete, meant):
+    """Blocks and trailing backslashes wait for more; what is sent is without them."""
+    assert is_complete(text) is complete
+    if complete:
+        assert unquoted(text) == meant
+
+
+def test_completion_knows_the_commands():
+    """A slash and the beginning of a name; never inside ordinary text."""
+    assert [name for name, _ in completions("/")] == [f"/{command.name}" for command in commands.COMMANDS]
+    assert [name for name, _ in completions("/st")] == ["/stats"]
+    assert completions("what is /st") == completions("/system now") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "command"), [("/help", True), ("/etc/passwd is what?", False), ("/", False), ("", False), ("a /b", False)]
+)
+def test_what_is_a_command(line, command):
+    """A path at the beginning of a question is not a command."""
+    assert commands.is_command(line) is command
+
+
+def test_unknown_commands_are_errors_with_the_nearest_name():
+    """Never sent to the model."""
+    with pytest.raises(UsageError) as caught:
+        commands.find("sytem")
+    assert "/system" in caught.value.hint
+
+
+def turn(chat, text="hello", cancel=None):
+    return next(event for event in chat.turn(text, cancel or Cancel()) if isinstance(event, TurnEnd))
+
+
+def test_a_conversation_keeps_questions_and_answers():
+    """The messages alternate, with the system prompt in front, and clear() leaves only that."""
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), Sampling(temperature=0), "Be kind.")
+    turn(chat)
+    turn(chat, "and?")
+    assert [m.role for m in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+    chat.clear()
+    assert chat.messages == [Message("system", "Be kind.")]
+
+
+def test_a_turn_without_an_answer_leaves_the_conversation_as_it_was():
+    """Stopped in prefill, or too long: nothing of it remains."""
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"), n_ctx=128)), Sampling(temperature=0))
+    turn(chat)
+    before = chat.messages
+    assert turn(chat, "again", Cancel(timeout_s=0)).reason == "timeout"
+    assert chat.messages == before
+    with pytest.raises(PromptTooLong):
+        turn(chat, "x" * 200)
+    assert chat.messages == before
+
+
+def test_another_model_gets_the_text_and_not_the_ids():
+    """Ids of one vocabulary mean nothing in another."""
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), Sampling(temperature=0))
+    turn(chat)
+    assert chat.messages[1].token_ids
+    chat.switch(fake_engine(FakeDecoder(says(b"other"))), Sampling(temperature=0))
+    assert chat.messages[1] == Message("assistant", "fine")
+
+
+def test_there_is_no_chat_without_a_terminal(home):
+    """In a pipe it is told what to use instead, before anything is loaded."""
+    result = subprocess.run([PROGRAM], input="hi", capture_output=True, text=True, env=os.environ)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("localllm: chat needs a terminal") and result.stderr.count("\n") == 1
