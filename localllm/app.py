@@ -6,7 +6,7 @@ The one place that knows catalog, store, header check, memory and runtime togeth
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
@@ -25,20 +25,42 @@ _COMPUTE_BYTES = 512 * 2**20  # kept free on a GPU for compute buffers and its o
 _KV_SHARE = 0.8  # of the memory that is left beside the weights, what the KV cache may take by default
 
 
-def open_engine(
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A model that is on this disk and whose header has been checked; nothing is loaded yet."""
+
+    model: LocalModel
+    shape: ModelShape
+
+
+def locate(
     reference: str | None = None,
+    on_download: Callable[[Download], None] = lambda _: None,
+    cancel: Cancel | None = None,
+) -> Located:
+    """Find a model by catalog name or path, fetching it where it is missing.
+
+    Raises ModelNotFound, ModelFileError, CatalogError, DownloadError, Cancelled.
+    """
+    cancel = cancel or Cancel()
+    model = resolve(reference or default_model(), load_catalog(), on_download, cancel)
+    cancel.check()
+    return Located(model, read_header(model.path))  # refuses what would take llama.cpp down
+
+
+def open_engine(
+    reference: str | Located | None = None,
     settings: Settings | None = None,
     on_download: Callable[[Download], None] = lambda _: None,
     cancel: Cancel | None = None,
 ) -> "Engine":
-    """Load a model by catalog name or path, fetching it first where it is missing.
+    """Load a model, by catalog name or path or as it was located. A name that is None means the default.
 
-    Raises ModelNotFound, ModelFileError, CatalogError, DownloadError, OutOfMemory, Cancelled.
+    Raises what ``locate`` raises, and OutOfMemory.
     """
     settings, cancel = settings or Settings(), cancel or Cancel()
-    model = resolve(reference or default_model(), load_catalog(), on_download, cancel)
-    cancel.check()
-    shape = read_header(model.path)  # refuses what would take llama.cpp down, before llama.cpp is loaded
+    located = reference if isinstance(reference, Located) else locate(reference, on_download, cancel)
+    model, shape = located.model, located.shape
 
     from localllm.engine.engine import Engine
     from localllm.engine.llama import LlamaDecoder, devices
@@ -49,7 +71,7 @@ def open_engine(
     vocab = decoder.vocab
     bos, eos = (token.text if token else "" for token in (vocab.bos, vocab.eos))
     info = ModelInfo(
-        name=_name(model, reference),
+        name=model.name,
         path=model.path,
         n_ctx=decoder.n_ctx,
         n_ctx_train=shape.n_ctx_train,
@@ -93,7 +115,3 @@ def _load_options(shape: ModelShape, settings: Settings, gpus: "list[Device]") -
 def _sampling(model: LocalModel) -> Sampling:
     """The catalog's own defaults for this model, else llama.cpp's."""
     return dataclasses.replace(Sampling(), **model.spec.sampling) if model.spec else Sampling()
-
-
-def _name(model: LocalModel, reference: str | None) -> str:
-    return model.spec.name if model.spec else Path(reference or model.path).stem

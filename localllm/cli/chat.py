@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from localllm.cancel import Cancel
 from localllm.cli import options
 from localllm.cli.signals import cancelling, leave_on_termination
-from localllm.errors import UsageError
+from localllm.errors import LocalLLMError, UsageError
 from localllm.values import Sampling
 
 if TYPE_CHECKING:
@@ -41,24 +41,39 @@ def chat(
     if not is_terminal():
         raise UsageError("chat needs a terminal", 'in pipes and scripts use: localllm ask "…"')
 
-    from localllm.app import open_engine
+    from localllm.app import Located, locate, open_engine
     from localllm.config import data_dir
     from localllm.session.chat import Chat
     from localllm.terminal.progress import download_progress
     from localllm.terminal.render import View
 
-    def load(reference: str | None) -> "Engine":
+    def find(reference: str | None) -> Located:
         cancel = Cancel()
         with cancelling(cancel), download_progress() as on_download:
-            return open_engine(reference, settings, on_download, cancel)
+            return locate(reference, on_download, cancel)
+
+    def load(located: Located) -> "Engine":
+        cancel = Cancel()
+        with cancelling(cancel):
+            return open_engine(located, settings, cancel=cancel)
 
     leave_on_termination()
-    engine = load(model)
+    current = find(model)
+    engine = load(current)
     conversation = Chat(engine, options.sampling_from(engine.sampling, *chosen), system)
 
     def switch(reference: str) -> None:
-        engine = load(reference)  # before the old one goes, so that a wrong name changes nothing
-        conversation.switch(engine, options.sampling_from(engine.sampling, *chosen))
+        """Load another model in place of this one: there may not be room for both."""
+        nonlocal current
+        wanted = find(reference)  # a wrong name or a bad file changes nothing
+        conversation.engine.close()
+        try:
+            engine, current = load(wanted), wanted
+        except LocalLLMError:
+            engine = load(current)
+            raise
+        finally:
+            conversation.switch(engine, options.sampling_from(engine.sampling, *chosen))
 
     try:
         view = View.of_terminal(reasoning=not hide_reasoning)

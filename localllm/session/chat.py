@@ -50,11 +50,7 @@ class Chat:
         self.last = None
 
     def switch(self, engine: Engine, sampling: Sampling) -> None:
-        """Go on with another model; the old one is freed.
-
-        Generated ids belong to the old vocabulary, so the text is what remains of earlier answers.
-        """
-        self.engine.close()
+        """Go on with another engine. Generated ids belong to the old vocabulary: the text is what remains."""
         self.engine, self.sampling = engine, sampling
         self._messages = [Message(m.role, m.text, reasoning=m.reasoning) for m in self._messages]
 
