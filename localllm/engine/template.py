@@ -5,6 +5,7 @@ calls; the time bound is the caller's (``worker``). A model without a template g
 """
 
 import datetime
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -145,11 +146,8 @@ class ChatTemplate:
         if len(self.source) > MAX_SOURCE_CHARS:
             raise _Refused("it is too long")
         parts, size = [], 0
-        for part in (
-            _environment()
-            .from_string(self.source)
-            .generate(messages=messages, add_generation_prompt=True, bos_token=self.bos, eos_token=self.eos)
-        ):
+        values = {"messages": messages, "bos_token": self.bos, "eos_token": self.eos}
+        for part in _compiled(self.source).generate(**values, add_generation_prompt=True):
             size += len(part)
             if size > MAX_OUTPUT_CHARS:
                 raise _Refused("it writes without end")
@@ -157,6 +155,12 @@ class ChatTemplate:
         return "".join(parts)
 
 
+@functools.lru_cache(maxsize=4)
+def _compiled(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
+
+
+@functools.cache
 def _environment() -> _Sandbox:
     """The dialect that model publishers write for: Hugging Face's ``apply_chat_template``."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
