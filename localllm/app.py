@@ -5,7 +5,7 @@ The one place that knows catalog, store, header check, memory and runtime togeth
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,13 @@ from localllm.errors import UsageError
 from localllm.models.catalog import load_catalog
 from localllm.models.gguf import ModelShape, read_header
 from localllm.models.store import Download, LocalModel, resolve
-from localllm.values import ModelInfo, Sampling
+from localllm.values import ContextReason, ModelInfo, Sampling
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.llama import Device, LoadOptions
 
 _COMPUTE_BYTES = 512 * 2**20  # kept free on a GPU for compute buffers and its own runtime
-_KV_SHARE = 0.8  # of the memory that is left beside the weights, what the KV cache may take by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,54 +61,61 @@ def open_engine(
     located = reference if isinstance(reference, Located) else locate(reference, on_download, cancel)
     model, shape = located.model, located.shape
 
+    from localllm.ceiling.measure import available_memory_bytes
     from localllm.engine.engine import Engine
     from localllm.engine.llama import LlamaDecoder, devices
     from localllm.engine.template import ChatTemplate
 
-    options = _load_options(shape, settings, devices())
+    options, reason = load_options(shape, settings, devices(), available_memory_bytes())
     decoder = LlamaDecoder(model.path, options, cancel)
     vocab = decoder.vocab
     bos, eos = (token.text if token else "" for token in (vocab.bos, vocab.eos))
     info = ModelInfo(
         name=model.name,
-        path=model.path,
         n_ctx=decoder.n_ctx,
-        n_ctx_train=shape.n_ctx_train,
-        kv=settings.kv,
+        n_ctx_reason=reason,
+        kv=options.kv,
+        flash_attention=decoder.flash_attention,
         threads=options.threads,
         gpu_layers=options.gpu_layers,
         layers=shape.n_layers + 1,
+        chat_template=bool(shape.chat_template.strip()),
     )
     return Engine(decoder, ChatTemplate.of_model(shape.chat_template, bos, eos), info, _sampling(model))
 
 
-def _load_options(shape: ModelShape, settings: Settings, gpus: "list[Device]") -> "LoadOptions":
-    """Choose context size, threads and layers on the GPU, where the user did not."""
-    from localllm.ceiling.measure import available_memory_bytes
+def load_options(
+    shape: ModelShape, settings: Settings, gpus: "Sequence[Device]", ram_bytes: int
+) -> "tuple[LoadOptions, ContextReason]":
+    """Choose context size, threads and layers on the GPU where the user did not; and say what bounds the context.
+
+    ``ram_bytes`` is the memory that is free beside the GPUs'. Raises UsageError for a context that is too large.
+    """
     from localllm.engine import placement
     from localllm.engine.llama import LoadOptions
     from localllm.engine.threads import default_threads
 
+    gpu_bytes = sum(gpu.free_bytes for gpu in gpus) if settings.gpu_layers != 0 else 0
     kv_bytes = shape.kv_bytes_per_token(settings.kv)
-    free_bytes = sum(gpu.free_bytes for gpu in gpus) or available_memory_bytes()
-    n_ctx = settings.ctx_size or placement.context_tokens(
-        shape.n_ctx_train, kv_bytes, int(_KV_SHARE * (free_bytes - shape.tensor_bytes))
-    )
+    budget_bytes = placement.kv_budget_bytes(shape.tensor_bytes, gpu_bytes, ram_bytes)
+    n_ctx, reason = placement.context_tokens(shape.n_ctx_train, kv_bytes, budget_bytes)
+    if settings.ctx_size is not None:
+        n_ctx, reason = settings.ctx_size, "chosen"
     if n_ctx > shape.n_ctx_train:
         raise UsageError(
             f"--ctx-size is {n_ctx:,}, but this model was trained for {shape.n_ctx_train:,} tokens",
             f"choose at most {shape.n_ctx_train:,}",
         )
-    layers = settings.gpu_layers
-    if layers is None:
-        layers = placement.gpu_layers(
-            shape.layer_bytes,
-            shape.output_bytes or shape.token_embd_bytes,
-            kv_bytes * n_ctx // max(1, shape.n_layers),
-            sum(gpu.free_bytes for gpu in gpus),
-            _COMPUTE_BYTES * len(gpus),
-        )
-    return LoadOptions(n_ctx, settings.kv, layers if gpus else 0, settings.threads or default_threads())
+    layers = placement.gpu_layers(
+        shape.layer_bytes,
+        shape.output_bytes or shape.token_embd_bytes,
+        kv_bytes * n_ctx // shape.n_layers,
+        gpu_bytes,
+        _COMPUTE_BYTES * len(gpus),
+    )
+    if settings.gpu_layers is not None:
+        layers = min(settings.gpu_layers, shape.n_layers + 1) if gpus else 0
+    return LoadOptions(n_ctx, settings.kv, layers, settings.threads or default_threads()), reason
 
 
 def _sampling(model: LocalModel) -> Sampling:

@@ -33,11 +33,6 @@ def cache_dir() -> Path:
     return _xdg("XDG_CACHE_HOME", ".cache")
 
 
-def config_dir() -> Path:
-    """What the user wrote ($XDG_CONFIG_HOME/localllm)."""
-    return _xdg("XDG_CONFIG_HOME", ".config")
-
-
 def data_dir() -> Path:
     """What would be missed if it were gone ($XDG_DATA_HOME/localllm)."""
     return _xdg("XDG_DATA_HOME", ".local/share")

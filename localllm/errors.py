@@ -13,7 +13,8 @@ LocalLLMError                 exit  code
 ├── TemplateError             1     bad_template       the model's chat template fails or misbehaves
 └── DecodeError               1     decode_failed      llama.cpp reported a failure
 
-Only the outermost layer (cli) catches these; any other exception is a bug of ours and shows a traceback.
+They are caught where a person is told of them: by ``cli.main``, and by a chat that goes on. Any other exception is a
+bug of ours and shows a traceback.
 An answer that ends early (interrupted, timeout, context full) is not an error: see ``TurnEnd.reason`` and
 ``EXIT_CODES``, which gives the exit code of every way an answer can end.
 """
@@ -24,9 +25,9 @@ EXIT_CODES: Final = {"stop": 0, "length": 0, "context": 5, "timeout": 124, "inte
 
 
 class LocalLLMError(Exception):
-    """Base of the tree.
+    """Anything else, such as an output that is closed or full.
 
-    ``message`` says in one line what is wrong, ``hint`` what to do about it (may be empty).
+    The base of the tree. ``message`` says in one line what is wrong, ``hint`` what to do about it (may be empty).
     """
 
     exit_code: int = 1

@@ -5,9 +5,7 @@ Knows nothing of models, terminals or files. Events are plain data: one class pe
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from localllm.errors import UsageError
@@ -15,6 +13,7 @@ from localllm.errors import UsageError
 Role = Literal["system", "user", "assistant"]
 KvType = Literal["f16", "q8_0", "q4_0"]
 ReasoningStart = Literal["none", "possible", "open"]
+ContextReason = Literal["chosen", "trained", "default", "memory"]
 FinishReason = Literal["stop", "length", "context", "timeout", "interrupted"]
 
 MAX_SEED = 2**32 - 2  # llama.cpp reads 2**32 - 1 as "a new random seed at each call"
@@ -52,16 +51,22 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded, and how. Context sizes are in tokens; ``layers`` counts the output layer too."""
+    """What is loaded, and how.
+
+    ``n_ctx`` is the context size in tokens, prompt and answer together; ``n_ctx_reason`` says whether the user chose
+    it or what bounds it: the model's training, our default or the memory. ``layers`` counts the output layer too.
+    ``chat_template`` is False where the model has none and our fallback stands in.
+    """
 
     name: str
-    path: Path
     n_ctx: int
-    n_ctx_train: int
+    n_ctx_reason: ContextReason
     kv: KvType
+    flash_attention: bool
     threads: int
     gpu_layers: int
     layers: int
+    chat_template: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,35 +109,37 @@ class Sampling:
 
 def _check(name: str, value: float, low: float, high: float) -> None:
     if not (math.isfinite(value) and low <= value <= high):
-        raise UsageError(f"{name} is {value}, which is out of range", f"choose a value from {low:g} to {high:g}")
+        raise UsageError(f"{name} is {value}, which is out of range", f"choose a value from {low:,} to {high:,}")
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStats:
     """What one turn cost. Counts are tokens, times are seconds; None is "could not be measured".
 
-    ``prompt_tokens`` counts the whole prompt, ``cached_tokens`` the part that was not read again.
+    ``prompt_tokens`` counts the whole prompt, ``cached_tokens`` the part that needed no reading, ``read_tokens``
+    what prefill did read: all the rest, unless it was stopped. ``context_tokens`` are in the KV cache at the end.
     ``ttft_s`` runs from the request, tokenising included and loading not, to the first text or reasoning.
     ``decode_s`` runs from the first token to the last, so it spans ``output_tokens - 1`` steps.
-    ``inter_token_s`` holds the time of each of those steps.
+    ``inter_token_s`` holds the time of each of those steps. ``seed`` is the one that was used or drawn.
     """
 
     prompt_tokens: int
     cached_tokens: int
+    read_tokens: int
     prefill_s: float
     ttft_s: float | None
     output_tokens: int
     decode_s: float
+    context_tokens: int
+    seed: int
     inter_token_s: tuple[float, ...] = ()
-    steps: int = 0
     drafted: int = 0
     accepted: int = 0
 
     @property
     def prefill_tok_s(self) -> float | None:
-        """Prompt tokens computed per second of prefill."""
-        computed = self.prompt_tokens - self.cached_tokens
-        return computed / self.prefill_s if computed > 0 and self.prefill_s > 0 else None
+        """Prompt tokens read per second of prefill."""
+        return self.read_tokens / self.prefill_s if self.read_tokens > 0 and self.prefill_s > 0 else None
 
     @property
     def decode_tok_s(self) -> float | None:
@@ -180,4 +187,3 @@ class TurnEnd:
 
 
 Event = Progress | Reasoning | Text | TurnEnd
-Conversation = Sequence[Message]

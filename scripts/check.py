@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--fast", action="store_true", help="leave out slow tests, real models and coverage")
     parser.add_argument("pytest", nargs="*", metavar="-- ARGUMENT", help="goes to pytest")
     options = parser.parse_args()
-    tests = ("pytest", *(FAST_TESTS if options.fast else ALL_TESTS), *options.pytest)
+    tests = ("pytest", *(FAST_TESTS if options.fast else () if options.pytest else ALL_TESTS), *options.pytest)
     commands = {name: tuple(line.split()) for name, line in CHECKS.items()} | {"tests": tests}
     started = time.monotonic()
     failed = [name for name, command in commands.items() if not passes(name, command)]

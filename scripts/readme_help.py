@@ -44,7 +44,10 @@ def slash_commands() -> str:
 def exit_codes() -> str:
     """Every way to end, with its exit code and what ``--json`` calls it."""
     rows = [(code, "finish_reason", reason, ANSWERS[reason]) for reason, code in EXIT_CODES.items()]
-    for error in _descendants(LocalLLMError):
+    errors: list[type[LocalLLMError]] = [LocalLLMError, *_descendants(LocalLLMError)]
+    for error in errors:
+        if error.__name__ == "Unavailable":  # only its kinds are raised
+            continue
         known_by = ["timeout", "interrupted"] if error is Cancelled else [error.code]  # only instances of it have one
         for code in known_by:
             meaning = (error.__doc__ or "").partition("\n")[0]

@@ -8,11 +8,16 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from localllm import Settings, config, open_engine
 from localllm.models.catalog import load_catalog
 from localllm.models.store import resolve
+
+# The same examples at each run, and no time limit: a busy machine is no bug.
+hypothesis.settings.register_profile("localllm", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("localllm")
 
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 _CACHE = config.cache_dir()  # before any test changes the environment

@@ -6,7 +6,6 @@ It keeps the promises of the Decoder protocol and checks that the engine keeps i
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from localllm.engine.decoder import ControlToken
 from localllm.engine.engine import Engine
@@ -118,5 +117,5 @@ def says(answer: bytes | Sequence[int], prompt_end: bytes = b"assistant\n") -> R
 
 
 def fake_engine(decoder: FakeDecoder, template: str = CHATML) -> Engine:
-    info = ModelInfo("fake", Path("fake.gguf"), decoder.n_ctx, decoder.n_ctx, "f16", 1, 0, 1)
+    info = ModelInfo("fake", decoder.n_ctx, "default", "f16", True, 1, 0, 1, True)
     return Engine(decoder, ChatTemplate.of_model(template, "<s>", "<|im_end|>"), info, Sampling(temperature=0))

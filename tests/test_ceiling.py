@@ -255,7 +255,7 @@ def test_a_catalog_model_that_is_not_here_is_judged_by_its_file_size(home, monke
     assert report["streamed_is_upper_bound"] is True
     assert report["kv_bytes_per_token"] is None
     assert any("not on this disk" in note for note in report["notes"])
-    assert "at least 201 tok/s" in run("qwen3-8b", "--gpu", "4090").stdout
+    assert "≥ 201 tok/s" in run("qwen3-8b", "--gpu", "4090").stdout
     assert list(home.rglob("*")) == []
     done = run("qwen3-8b", "--gpu", "4090", "--ctx", 100)
     assert done.returncode == 4

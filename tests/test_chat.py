@@ -16,7 +16,7 @@ from fakes import FakeDecoder, fake_engine, says
 
 from localllm import Message, Sampling, TurnEnd
 from localllm.cancel import Cancel
-from localllm.errors import PromptTooLong, UsageError
+from localllm.errors import OutOfMemory, PromptTooLong, UsageError
 from localllm.session.chat import Chat
 from localllm.terminal import commands
 from localllm.terminal.keys import completions, is_complete, unquoted
@@ -40,7 +40,7 @@ class Terminal:
         )
         self.seen = ""
 
-    def sees(self, pattern, timeout=20):
+    def sees(self, pattern, timeout=60):
         deadline = time.monotonic() + timeout
         while not (found := re.search(pattern, self.seen)):
             assert time.monotonic() < deadline, f"{pattern!r} not in {self.seen[-800:]!r}"
@@ -220,6 +220,33 @@ def test_ctrl_c_at_the_prompt(terminal):
     chat.ready()
     chat.types("never mind\x03")
     chat.asks("Hi")
+    chat.ready()
+    chat.types("/stats\r")
+    alone = int(re.search(r"prompt +(\d+) tokens", chat.sees("inter-token p99"))[1])
+    assert alone == 31, "the text that was taken back must not be sent along"
+
+
+@pytest.mark.model
+def test_a_conversation_that_no_longer_fits(terminal):
+    """It is told with the numbers and with what can be done, and the conversation is unchanged."""
+    chat = terminal("--ctx-size", "256", "--max-tokens", "2")
+    chat.asks("Hi")
+    chat.ready()
+    chat.types("word " * 300 + "\r")
+    said = chat.sees(r"gives more room")
+    assert re.search(r"the prompt has \d+ tokens, the context holds 256; /clear begins anew", " ".join(said.split()))
+    assert "cached" in chat.asks("Hi")
+
+
+@pytest.mark.model
+def test_sigterm_in_the_middle_of_an_answer_ends_the_program(terminal):
+    """What was asked to end ends, and not only its answer."""
+    chat = terminal(*ENDLESS)
+    chat.ready()
+    chat.types("Go on.\r")
+    chat.sees(r"Go on\.[\s\S]{200}")
+    chat.child.kill(signal.SIGTERM)
+    assert chat.leaves() == 130
 
 
 @pytest.mark.model
@@ -244,7 +271,7 @@ def test_the_terminal_is_left_as_it_was_found(terminal, number):
 def test_no_color(terminal, monkeypatch):
     """With NO_COLOR our own lines carry no colour."""
     monkeypatch.setenv("NO_COLOR", "1")
-    child = pexpect.spawn(PROGRAM, ["chat"], timeout=30, encoding="utf-8")
+    child = pexpect.spawn(PROGRAM, ["chat"], timeout=60, encoding="utf-8")
     child.expect("Ctrl-D leaves")
     assert "\x1b[2m" not in child.before
     child.close(force=True)
@@ -288,6 +315,15 @@ def test_completion_knows_the_commands():
     assert completions("what is /st") == completions("/system now") == []
 
 
+def test_a_command_and_its_argument_may_be_separated_by_any_space():
+    """A new line or a tab after the name is as good as a space."""
+    chat = Chat(fake_engine(FakeDecoder(says(b""))), greedy)
+    for line in ("/system Be brief.", "/system\nBe brief.", " /system\tBe brief. "):
+        chat.system = ""
+        commands.run(line, commands.Context(chat, lambda name: None))
+        assert chat.system == "Be brief."
+
+
 @pytest.mark.parametrize(
     ("line", "command"), [("/help", True), ("/etc/passwd is what?", False), ("/", False), ("", False), ("a /b", False)]
 )
@@ -303,13 +339,17 @@ def test_unknown_commands_are_errors_with_the_nearest_name():
     assert "/system" in caught.value.hint
 
 
+def greedy(_engine):
+    return Sampling(temperature=0)
+
+
 def turn(chat, text="hello", cancel=None):
     return next(event for event in chat.turn(text, cancel or Cancel()) if isinstance(event, TurnEnd))
 
 
 def test_a_conversation_keeps_questions_and_answers():
     """The messages alternate, with the system prompt in front, and clear() leaves only that."""
-    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), Sampling(temperature=0), "Be kind.")
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), greedy, "Be kind.")
     turn(chat)
     turn(chat, "and?")
     assert [m.role for m in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
@@ -319,7 +359,7 @@ def test_a_conversation_keeps_questions_and_answers():
 
 def test_a_turn_without_an_answer_leaves_the_conversation_as_it_was():
     """Stopped in prefill, or too long: nothing of it remains."""
-    chat = Chat(fake_engine(FakeDecoder(says(b"fine"), n_ctx=128)), Sampling(temperature=0))
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"), n_ctx=128)), greedy)
     turn(chat)
     before = chat.messages
     assert turn(chat, "again", Cancel(timeout_s=0)).reason == "timeout"
@@ -331,11 +371,28 @@ def test_a_turn_without_an_answer_leaves_the_conversation_as_it_was():
 
 def test_another_model_gets_the_text_and_not_the_ids():
     """Ids of one vocabulary mean nothing in another."""
-    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), Sampling(temperature=0))
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), greedy)
     turn(chat)
     assert chat.messages[1].token_ids
-    chat.switch(fake_engine(FakeDecoder(says(b"other"))), Sampling(temperature=0))
+    chat.switch(lambda: fake_engine(FakeDecoder(says(b"other"))), lambda: None)
     assert chat.messages[1] == Message("assistant", "fine")
+    assert turn(chat).message.text == "other"
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("too large"), KeyboardInterrupt()])
+def test_a_model_that_cannot_be_loaded_leaves_the_old_one(error):
+    """The conversation goes on with the engine it had, ids and all."""
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), greedy)
+    turn(chat)
+    before = chat.messages
+
+    def load():
+        raise error
+
+    with pytest.raises(type(error)):
+        chat.switch(load, lambda: fake_engine(FakeDecoder(says(b"again"))))
+    assert chat.messages == before
+    assert turn(chat).message.text == "again"
 
 
 def test_there_is_no_chat_without_a_terminal(home):

@@ -139,8 +139,8 @@ def test_a_full_context_ends_the_answer_with_what_there_is():
     decoder = FakeDecoder(says(b"x" * 500), n_ctx=64)
     _, end = run(fake_engine(decoder))
     assert end.reason == "context"
-    assert end.stats.prompt_tokens + end.stats.output_tokens == 64 + 1
-    assert len(decoder.tokens) == 64
+    assert end.stats.context_tokens == len(decoder.tokens) == 64
+    assert end.stats.prompt_tokens + end.stats.output_tokens == 64 + 1  # the last token was sampled, not fed
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_computed():
@@ -165,6 +165,37 @@ def test_cancelling_anywhere_leaves_a_state_from_which_the_next_turn_is_right(af
     _, end = run(engine)
     assert (end.reason, end.message.text) == ("stop", "abcdefgh")
     assert decoder.open_samplers == 0
+
+
+def test_a_stopped_prefill_counts_what_it_read():
+    """The numbers are those of the slices that were computed, not of the prompt."""
+    decoder = FakeDecoder(says(b"abc"), slice_tokens=16)
+    cancel, feeds = Cancel(), itertools.count()
+    decoder.before_feed = lambda: cancel.set() if next(feeds) == 2 else None
+    _, end = run(fake_engine(decoder), [Message("user", "x" * 100)], cancel=cancel)
+    assert end.stats.read_tokens == end.stats.context_tokens == 32
+    assert end.stats.prompt_tokens > 100
+
+
+def test_a_turn_that_was_not_consumed_to_its_end_does_no_harm():
+    """Whoever breaks out of the loop leaves a decoder from which the next turn is right, and no sampler open."""
+    decoder = FakeDecoder(says(b"abcdefgh"))
+    engine = fake_engine(decoder)
+    events = engine.reply(HELLO)
+    for event in events:
+        if isinstance(event, Text):
+            break
+    events.close()
+    assert decoder.open_samplers == 0
+    assert run(engine)[1].message.text == "abcdefgh"
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_stop_string_ends_an_answer_that_is_held_back(hold):
+    """Text that is kept back because it may be reasoning is searched for stop strings all the same."""
+    engine = fake_engine(FakeDecoder(says(b"abcSTOP" + b"x" * 50)), CHATML + "{# </think> #}")
+    _, end = run(engine, sampling=Sampling(temperature=0, stop=("STOP",)), hold_unopened=hold)
+    assert (end.reason, end.message.text, end.stats.output_tokens) == ("stop", "abc", 7)
 
 
 def test_a_deadline_ends_a_turn_as_timeout():

@@ -8,7 +8,7 @@ import pytest
 
 from localllm import Cancel, Message, Sampling, Settings, TurnEnd, open_engine
 from localllm.engine.llama import LlamaDecoder, LoadOptions, lib
-from localllm.errors import DecodeError, ModelFileError
+from localllm.errors import Cancelled, DecodeError, ModelFileError
 
 pytestmark = pytest.mark.model
 NEVER = Cancel()
@@ -148,12 +148,27 @@ def test_each_kv_type_answers(smollm2, kv):
         assert answer(engine, [Message("user", PROMPTS[0])]).stats.output_tokens > 3
 
 
-def test_the_repetition_penalty_changes_a_repetitive_answer(engine):
-    """With a strong penalty no token comes twice within its window of 64."""
+def test_the_repetition_penalty_avoids_what_was_said(engine):
+    """A prompt that begs for repetition: plainly it is repeated, with a strong penalty none of its tokens comes."""
     prompt = engine.encode_raw("one one one one one one one one")
-    plain = answer(engine, prompt, Sampling(temperature=0, max_tokens=12))
-    penalised = answer(engine, prompt, Sampling(temperature=0, max_tokens=12, repeat_penalty=100))
-    assert len(set(plain.message.token_ids)) < len(set(penalised.message.token_ids))
+    plain = answer(engine, prompt, Sampling(temperature=0, max_tokens=12)).message.token_ids
+    penalised = answer(engine, prompt, Sampling(temperature=0, max_tokens=12, repeat_penalty=100)).message.token_ids
+    assert set(plain) & set(prompt.ids)
+    assert not set(penalised) & set(prompt.ids) and len(set(penalised)) == len(penalised)
+
+
+def test_the_default_model_by_name_has_its_catalog_defaults(smollm2):
+    """What its publisher advises is what it is sampled with, unless told otherwise."""
+    with open_engine("smollm2-135m", Settings(ctx_size=256)) as engine:
+        assert (engine.sampling.temperature, engine.sampling.top_p, engine.sampling.top_k) == (0.2, 0.9, 40)
+        assert (engine.info.name, engine.info.n_ctx, engine.info.n_ctx_reason) == ("smollm2-135m", 256, "chosen")
+        assert engine.info.flash_attention is True
+
+
+def test_closing_waits_for_a_tokeniser_that_was_left_behind(smollm2):
+    """A cancelled tokenisation still runs in llama.cpp; the model is freed only after it."""
+    with open_engine(str(smollm2), Settings(ctx_size=256)) as engine, pytest.raises(Cancelled):
+        engine.encode_raw("word " * 2_000_000, Cancel(timeout_s=0.3))
 
 
 def test_too_many_tokens_are_refused_before_llama_cpp_sees_them(decoder):

@@ -41,7 +41,10 @@ def test_pull_prints_the_path_and_nothing_else(environment: dict[str, str]) -> N
     assert first.returncode == 0
     path = Path(first.stdout.rstrip("\n"))
     assert path.read_bytes() == MODEL
-    assert first.stderr == "fetching qwen2.5-coder-0.5b from the Hugging Face hub …\n"
+    assert first.stderr.splitlines() == [
+        "fetching qwen2.5-coder-0.5b from the Hugging Face hub …",
+        "checking qwen2.5-coder-0.5b …",
+    ]
     second = _run(environment, "pull", "qwen2.5-coder-0.5b")
     assert (second.returncode, second.stdout, second.stderr) == (0, first.stdout, "")
     assert read_header(path).name == "Tiny"

@@ -1,13 +1,19 @@
-"""What fits where: context size, layers on a GPU, threads; and which options a model is loaded with."""
+"""What fits where: context size, layers on a GPU, threads; and the options that a model is loaded with."""
 
+import dataclasses
+import os
 from pathlib import Path
 
 import pytest
+from gguf_files import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localllm import Settings
+from localllm.app import load_options
 from localllm.engine.placement import DEFAULT_CTX, MIN_CTX, context_tokens, gpu_layers
 from localllm.engine.threads import default_threads
+from localllm.errors import UsageError
 
 GIB = 2**30
 sizes = st.integers(0, 64 * GIB)
@@ -16,17 +22,17 @@ sizes = st.integers(0, 64 * GIB)
 @pytest.mark.parametrize(
     ("trained", "kv_bytes_per_token", "free_bytes", "expected"),
     [
-        (131_072, 131_072, 64 * GIB, DEFAULT_CTX),  # there is room for more, 8,192 is the default
-        (2048, 131_072, 64 * GIB, 2048),  # never beyond what the model was trained for
-        (131_072, 131_072, GIB // 2, 4096),  # half a GiB holds 4,096 tokens of this cache
-        (131_072, 131_072, GIB // 2 + 131_071, 4096),  # in steps of 256
-        (131_072, 131_072, -GIB, MIN_CTX),  # hopeless, but creating the context will say so
-        (256, 131_072, -GIB, 256),
-        (8192, 0, 0, MIN_CTX),  # no room at all
+        (131_072, 131_072, 64 * GIB, (DEFAULT_CTX, "default")),  # there is room for more, 8,192 is the default
+        (2048, 131_072, 64 * GIB, (2048, "trained")),  # never beyond what the model was trained for
+        (131_072, 131_072, GIB // 2, (4096, "memory")),  # half a GiB holds 4,096 tokens of this cache
+        (131_072, 131_072, GIB // 2 + 131_071, (4096, "memory")),  # in steps of 256
+        (131_072, 131_072, -GIB, (MIN_CTX, "memory")),  # hopeless, but creating the context will say so
+        (256, 131_072, -GIB, (256, "trained")),
+        (8192, 0, 0, (MIN_CTX, "memory")),  # no room at all
     ],
 )
 def test_the_default_context(trained, kv_bytes_per_token, free_bytes, expected):
-    """The smallest of what the model was trained for, 8,192 and what fits."""
+    """The smallest of what the model was trained for, 8,192 and what fits; and which of them it is."""
     assert context_tokens(trained, kv_bytes_per_token, free_bytes) == expected
 
 
@@ -56,10 +62,62 @@ def test_what_is_placed_fits_and_nothing_more_would(layers, output, kv, free, re
     assert count == len(order) or sum(order[: count + 1]) + reserve > free
 
 
+class Gpu:
+    def __init__(self, free_gib):
+        self.free_bytes = int(free_gib * GIB)
+
+
+@pytest.fixture
+def shape():
+    """A model of 32 layers of 1/8 GiB, an output of 1/2 and a KV cache of 128 KiB a token; trained for 131,072."""
+    return dataclasses.replace(
+        tiny().shape(),
+        n_layers=32,
+        n_ctx_train=131_072,
+        layer_bytes=(GIB // 8,) * 32,
+        output_bytes=GIB // 2,
+        tensor_bytes=5 * GIB,
+        kv_values=(2048,) * 32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ram_gib", "settings", "n_ctx", "reason", "layers"),
+    [
+        ((), 64, Settings(), 8192, "default", 0),
+        ((), 6, Settings(), 6400, "memory", 0),  # 0.8 GiB beside the weights
+        ((), 64, Settings(gpu_layers=99), 8192, "default", 0),  # there is no GPU to put them on
+        ((24,), 64, Settings(), 8192, "default", 33),
+        ((24,), 64, Settings(ctx_size=1024), 1024, "chosen", 33),
+        ((4, 4), 64, Settings(), 8192, "default", 33),
+        (
+            (4,),
+            64,
+            Settings(),
+            8192,
+            "default",
+            20,
+        ),  # the output and 19 layers; the rest of model and cache is in the machine's memory
+        ((4,), 64, Settings(gpu_layers=0), 8192, "default", 0),
+        ((4,), 64, Settings(gpu_layers=99), 8192, "default", 33),  # the user insists
+        ((4,), 64, Settings(gpu_layers=7), 8192, "default", 7),
+    ],
+)
+def test_what_a_model_is_loaded_with(shape, gpus, ram_gib, settings, n_ctx, reason, layers):
+    """All layers that fit go to the GPU, and a model that does not fit there still gets a whole context."""
+    options, why = load_options(shape, settings, [Gpu(size) for size in gpus], int(ram_gib * GIB))
+    assert (options.n_ctx, why, options.gpu_layers) == (n_ctx, reason, layers)
+    assert options.threads == default_threads()
+
+
+def test_a_context_beyond_the_models_training_is_refused(shape):
+    """With the number that is allowed."""
+    with pytest.raises(UsageError, match="trained for 131,072"):
+        load_options(shape, Settings(ctx_size=131_073), [], 64 * GIB)
+
+
 def test_threads_are_the_cores_that_may_be_used():
     """At least one, and no more than there are logical processors."""
-    import os
-
     assert 1 <= default_threads() <= (os.cpu_count() or 1)
     if Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list").exists():
         siblings = {

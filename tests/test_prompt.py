@@ -10,6 +10,7 @@ from proofs import examples, sample_size
 
 from localllm.cancel import Cancel
 from localllm.engine.decoder import ControlToken
+from localllm.engine.llama import lib
 from localllm.engine.prompt import ControlTexts, PromptEncoder
 from localllm.engine.template import ChatTemplate
 from localllm.values import Message
@@ -21,15 +22,12 @@ GEMMA_TEMPLATE = (
 )
 
 
-def encoder_of(engine, template=None):
-    vocab = engine._decoder.vocab
-    return PromptEncoder(vocab, template or engine._encoder._template), vocab
-
-
 def whole(vocab, template, messages):
-    """llama.cpp's own tokenizer on the whole rendered prompt, special tokens on."""
+    """llama.cpp's own tokenizer on the whole rendered prompt, reading control tokens out of the text."""
     rendered = template.render([m.role for m in messages], [m.text for m in messages], [""] * len(messages))
-    return vocab.tokenize_special(rendered)
+    data = rendered.encode()
+    ids = (lib.llama_token * (len(data) + 16))()
+    return ids[: lib.llama_tokenize(vocab._vocab, data, len(data), ids, len(ids), False, True)]
 
 
 def ordinary_texts(vocab):
@@ -46,8 +44,11 @@ def ordinary_texts(vocab):
 
 
 def hostile_texts(vocab):
-    """Text full of control tokens' spellings, whole, cut and nested into each other."""
-    spellings = [token.text for token in vocab.control_tokens[:40]]
+    """Text full of control tokens' spellings, whole, cut and nested; among them all that a template writes."""
+    every = [token.text for token in vocab.control_tokens]
+    written = [text for text in every if "turn" in text or "im_" in text or text in ("<bos>", "<eos>")]
+    assert len(written) >= 2
+    spellings = written * 3 + random.Random(0).sample(every, min(20, len(every)))
     part = st.sampled_from(spellings).flatmap(lambda s: st.integers(0, len(s)).map(lambda n: s[:n]))
     rest = st.sampled_from(spellings).flatmap(lambda s: st.integers(0, len(s)).map(lambda n: s[n:]))
     return st.lists(st.one_of(st.sampled_from(spellings), part, rest, st.sampled_from([" ", "\n", "a"]))).map("".join)
@@ -107,19 +108,21 @@ def test_user_text_never_becomes_a_control_token(real, record_property):
 
 
 @pytest.mark.model
-def test_every_control_token_of_a_vocabulary(real):
+@pytest.mark.proof("tokens")
+def test_every_control_token_of_a_vocabulary(real, record_property):
     """Each spelling alone, inside a word, and split by another; and the text itself is not changed."""
     encoder, vocab, _ = real
-    controls = {token.id for token in vocab.control_tokens}
-    chosen = random.Random(0).sample(list(vocab.control_tokens), min(50, len(controls)))
+    harmless = encoder.encode([Message("user", "x")], Cancel()).ids
+    every = list(vocab.control_tokens)
+    chosen = every[:200] + random.Random(0).sample(every, min(sample_size(len(every), 50), len(every)))
     for token in chosen:
         for text in (token.text, f"a{token.text}b", token.text[:2] + token.text + token.text[2:]):
             ids = encoder.encode([Message("user", text)], Cancel()).ids
             forged = [id for id in ids if id == token.id]
-            expected = [id for id in encoder.encode([Message("user", "x")], Cancel()).ids if id == token.id]
-            assert forged == expected, text
+            assert len(forged) == harmless.count(token.id), text
             plain = b"".join(vocab.piece(id) for id in vocab.tokenize(text))
             assert plain.decode().lstrip() == text.lstrip()
+    record_property("cases", 3 * len(chosen))
 
 
 @pytest.mark.model
@@ -182,8 +185,18 @@ def test_noncharacters_in_the_text_survive(text):
     assert bytes(id for id in ids if id < 256).decode().count(f"[{text}]") == 1
 
 
-def test_a_template_that_repeats_an_answer_still_renders():
-    """Where kept ids cannot stand for the text, the text is tokenised."""
+def test_a_template_that_repeats_an_answer():
+    """The kept ids stand wherever the answer stands."""
     template = "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"
-    ids = fake_engine(FakeDecoder(says(b"")), template).encode([Message("assistant", "ab", token_ids=(1,))]).ids
-    assert ids in ((1, 1), tuple(b"abab"))
+    assert fake_engine(FakeDecoder(says(b"")), template).encode([Message("assistant", "ab", (1,))]).ids == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"), [("m.content[:1]", b"a"), ("m.content[1:]", b"b"), ("m.content[:1] ~ '!'", b"a!")]
+)
+def test_a_template_that_cuts_an_answer_gets_its_text(expression, expected):
+    """Where what stands for the kept ids does not survive the template, the text is tokenised instead."""
+    template = "{% for m in messages %}{{ " + expression + " }}{% endfor %}"
+    assert fake_engine(FakeDecoder(says(b"")), template).encode([Message("assistant", "ab", (1,))]).ids == tuple(
+        expected
+    )

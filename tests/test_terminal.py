@@ -11,7 +11,7 @@ from localllm.terminal.render import View, as_json, collect, dumps, show, stats_
 from localllm.terminal.safe import one_line, safe
 from localllm.values import Message, Progress, Reasoning, Text, TurnEnd, TurnStats
 
-STATS = TurnStats(30, 10, 0.5, 0.6, 5, 0.4, (0.1, 0.1, 0.1, 0.1), 5)
+STATS = TurnStats(30, 10, 20, 0.5, 0.6, 5, 0.4, 34, 7, (0.1, 0.1, 0.1, 0.1))
 END = TurnEnd("stop", Message("assistant", "so"), STATS)
 
 
@@ -90,17 +90,17 @@ def test_collect_gives_the_end_and_writes_nothing():
 
 def test_the_numbers_name_their_phase():
     """4 steps in 0.4 s are 10 tok/s of decode; 20 tokens were read in 0.5 s of prefill."""
-    line = stats_line(STATS, 8192)
+    line = stats_line(END, 8192)
     assert line == (
-        "5 tokens · decode 10.0 tok/s · prefill 20 tokens in 0.50 s (10 cached) · TTFT 0.60 s · context 35 of 8,192"
+        "5 tokens · decode 10.0 tok/s · prefill 20 tokens in 0.50 s (10 cached) · TTFT 0.60 s · context 34 of 8,192"
     )
     assert "40 tok/s" in stats_summary(STATS, 8192)
-    assert "not measured" in stats_summary(TurnStats(1, 0, 0.1, None, 0, 0.0), 8192)
+    assert "not measured" in stats_summary(TurnStats(1, 0, 1, 0.1, None, 0, 0.0, 1, 7), 8192)
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=50), st.floats(1, 100))
 def test_percentiles_are_values_that_occurred(times, percent):
     """Nearest rank: at least that share of the times is no larger."""
-    value = TurnStats(1, 0, 0, 0, 1, 0, tuple(times)).inter_token_percentile(percent)
+    value = TurnStats(1, 0, 1, 0, 0, 1, 0, 1, 7, tuple(times)).inter_token_percentile(percent)
     assert value in times
     assert sum(time <= value for time in times) >= percent / 100 * len(times) - 1e-9

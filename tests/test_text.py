@@ -5,7 +5,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localllm.engine.text import (
-    _CLOSING,
     FRAMING,
     REASONING_TAGS,
     AnswerDecoder,
@@ -115,7 +114,7 @@ def test_reasoning_blocks(start, text, reasoning, answer):
     assert decoded([text.encode()], start=start)[:2] == (answer, reasoning)
 
 
-@pytest.mark.parametrize("closing", _CLOSING)
+@pytest.mark.parametrize("closing", [closing for _, closing in REASONING_TAGS if closing != "<|end|>"])
 def test_a_missing_opening_tag(closing):
     """Held back, it never comes out as text; not held, the finished message still knows it."""
     data = f"why{closing}\nso".encode()
@@ -130,6 +129,7 @@ def test_a_missing_opening_tag(closing):
         ("…assistant\n<think>\n\n</think>\n\n", "</think>", "none"),
         ("…assistant\n", "content.split('</think>')", "possible"),
         ("…assistant\n", "plain", "none"),
+        ("…<|assistant|>", "<|user|> <|end|> <|assistant|>", "none"),
     ],
 )
 def test_how_an_answer_begins(rendered, source, expected):

@@ -1,1 +1,1 @@
-"""The commands: each parses, calls, and sets the exit code. The only place that catches LocalLLMError."""
+"""The commands: each parses, calls, and sets the exit code; ``main`` reports what goes wrong."""

@@ -1,6 +1,8 @@
 """``localllm ask``: one prompt, one answer, made for pipes and scripts."""
 
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +13,7 @@ from localllm.cli import options
 from localllm.cli.inputs import file_text, piped_text
 from localllm.cli.signals import cancelling
 from localllm.errors import EXIT_CODES, UsageError
+from localllm.terminal.safe import one_line
 from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
 
 if TYPE_CHECKING:
@@ -68,8 +71,18 @@ def ask(
     git diff | localllm ask "write a commit message"
     localllm ask -f report.txt "what is missing?"
     """
-    chosen = (temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop)
-    options.sampling_from(Sampling(), *chosen)  # wrong values are told before anything is loaded
+    choose = partial(
+        options.sampling_from,
+        temperature=temp,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+    )
+    choose(Sampling())  # wrong values are told before anything is loaded
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, no_cache)
     cancel = Cancel(_checked_timeout(timeout))
     attached = "\n\n".join(text for text in (piped_text(cancel), *map(file_text, file or ())) if text.strip())
@@ -85,12 +98,11 @@ def ask(
     with cancelling(cancel):
         with download_progress(quiet) as on_download:
             engine = open_engine(model, settings, on_download, cancel)
-        with engine:
-            sampling = options.sampling_from(engine.sampling, *chosen)
-            fitted = _fit(engine, system, attached, request, raw, sampling, on_overflow, cancel)
-            if fitted.dropped_tokens and not quiet:
-                _tell(_dropped(fitted, on_overflow))
-            end = _answer(engine, fitted.prompt, sampling, cancel, view, json)
+        sampling = choose(engine.sampling)
+        fitted = _fit(engine, system, attached, request, raw, sampling, on_overflow, cancel)
+        for note in _notes(attached, fitted, on_overflow, engine.info, raw) if not quiet else ():
+            _tell(note)
+        end = _answer(engine, fitted, sampling, cancel, view, json)
     if not quiet:
         _report(end, engine.info, usage)
     return EXIT_CODES[end.reason]
@@ -116,46 +128,49 @@ def _fit(
         messages = [Message("system", system)] if system else []
         return engine.encode([*messages, Message("user", question)], cancel)
 
-    room = engine.n_ctx // 4
-    return fit(attached, encode, engine.n_ctx, min(sampling.max_tokens or room, room), drop)
+    n_ctx = engine.info.n_ctx
+    room = n_ctx // 4
+    return fit(attached, encode, n_ctx, min(sampling.max_tokens or room, room), drop)
 
 
 def _answer(
-    engine: "Engine", prompt: Prompt, sampling: Sampling, cancel: Cancel, view: "View", as_json: bool
+    engine: "Engine", fitted: "Fitted", sampling: Sampling, cancel: Cancel, view: "View", as_json: bool
 ) -> TurnEnd:
     from localllm.terminal import render
 
-    hold = as_json or not view.reasoning  # reasoning that its model forgot to mark must not reach a pipe
-    events = engine.reply(prompt, sampling, cancel, hold_unopened=hold)
-    if not as_json:
-        return render.show(events, view)
-    end = render.collect(events, view)
-    view.out.write(render.dumps(render.as_json(end, engine.info.name)) + "\n")
+    if not as_json:  # reasoning that its model forgot to mark must not reach a pipe
+        return render.show(engine.reply(fitted.prompt, sampling, cancel, hold_unopened=not view.reasoning), view)
+    end = render.collect(engine.reply(fitted.prompt, sampling, cancel), view)
+    view.out.write(render.dumps(render.as_json(end, engine.info.name, fitted.dropped_tokens)) + "\n")
     view.out.flush()
     return end
 
 
+def _notes(attached: str, fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool) -> Iterator[str]:
+    """What must be known before the answer: nothing is changed silently."""
+    from localllm.terminal.render import NO_TEMPLATE
+
+    if "\ufffd" in attached:
+        yield "the attached text holds bytes that are no UTF-8; each reads as \ufffd"
+    if fitted.dropped_tokens:
+        yield f"dropped the {part} of the attached text: {fitted.dropped_tokens:,} of {fitted.total_tokens:,} tokens"
+    if not (info.chat_template or raw):
+        yield f"{NO_TEMPLATE} (--raw continues your text as it is)"
+
+
 def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
     """What must be said, and with ``-u`` what can be said, on stderr."""
-    from localllm.terminal.render import ENDINGS, stats_line
+    from localllm.terminal import render
 
-    if end.reason in ENDINGS:
-        _tell(ENDINGS[end.reason])
+    if cut := render.ending(end):
+        _tell(cut)
     if usage:
-        place = f"{info.gpu_layers} of {info.layers} layers on the GPU" if info.gpu_layers else "CPU"
-        _tell(stats_line(end.stats, info.n_ctx))
-        _tell(
-            f"{info.name} · {place} · {info.threads} threads · {info.kv} KV · "
-            f"context {info.n_ctx:,} of the {info.n_ctx_train:,} it was trained for"
-        )
-
-
-def _dropped(fitted: "Fitted", part: str | None) -> str:
-    return f"dropped the {part} of the attached text: {fitted.dropped_tokens:,} of {fitted.total_tokens:,} tokens"
+        _tell(render.stats_line(end, info.n_ctx))
+        _tell(render.model_line(info, end.stats.seed))
 
 
 def _tell(line: str) -> None:
-    typer.echo(f"localllm: {line}", file=sys.stderr)
+    print(f"localllm: {one_line(line)}", file=sys.stderr)
 
 
 def _checked_timeout(timeout: float | None) -> float | None:

@@ -83,7 +83,7 @@ def ceiling(
 
     \b
     localllm ceiling smollm2-135m
-    localllm ceiling qwen3-8b --gpu 3060-12GB --gpu 4090 --ctx 8192
+    localllm ceiling qwen3-8b --gpu 3060-12GB --gpu 4090
     localllm ceiling --gpu "RTX 3090" --model-bytes 19e9
     """
     subject = _subject(model, size, ctx, kv)
@@ -266,7 +266,7 @@ def _rows(subject: _Subject, device: "Hardware") -> Iterator[tuple[str, ...]]:
     memory = "not known" if usable is None else f"{_gb(usable)} ({_gib(usable)})"
     origin = {"table": "", "given": " as given", "measured": " measured read bandwidth"}[device.origin]
     bandwidth = f"{_figure(device.bandwidth_gb_s)} GB/s{origin}"
-    bound = "at least " if subject.streamed_is_upper_bound else "at most "
+    bound = "≥ " if subject.streamed_is_upper_bound else "at most "
     streamed = _gb(workload.streamed_bytes)
     depths = [(0, replace(workload, kv_held_bytes=0, kv_read_bytes=0), f"{streamed} streamed per token")]
     if subject.ctx:

@@ -1,11 +1,12 @@
 """``localllm chat``: a conversation in the terminal."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
 from localllm.cli import options
 from localllm.cli.signals import cancelling, leave_on_termination
-from localllm.errors import LocalLLMError, UsageError
+from localllm.errors import UsageError
 from localllm.values import Sampling
 
 if TYPE_CHECKING:
@@ -32,8 +33,18 @@ def chat(
     no_cache: options.NoCache = False,
 ) -> int:
     """Talk with a model. This is what `localllm` does without a command."""
-    chosen = (temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop)
-    options.sampling_from(Sampling(), *chosen)
+    choose = partial(
+        options.sampling_from,
+        temperature=temp,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+    )
+    choose(Sampling())
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, no_cache)
 
     from localllm.terminal.repl import Repl, history_path, is_terminal
@@ -59,21 +70,13 @@ def chat(
 
     leave_on_termination()
     current = find(model)
-    engine = load(current)
-    conversation = Chat(engine, options.sampling_from(engine.sampling, *chosen), system)
+    conversation = Chat(load(current), lambda engine: choose(engine.sampling), system)
 
     def switch(reference: str) -> None:
-        """Load another model in place of this one: there may not be room for both."""
         nonlocal current
         wanted = find(reference)  # a wrong name or a bad file changes nothing
-        conversation.engine.close()
-        try:
-            engine, current = load(wanted), wanted
-        except LocalLLMError:
-            engine = load(current)
-            raise
-        finally:
-            conversation.switch(engine, options.sampling_from(engine.sampling, *chosen))
+        conversation.switch(lambda: load(wanted), lambda: load(current))
+        current = wanted
 
     try:
         view = View.of_terminal(reasoning=not hide_reasoning)

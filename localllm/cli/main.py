@@ -3,8 +3,10 @@
 Loads only what every command needs; a command imports its own.
 """
 
+import errno
 import io
 import os
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -12,8 +14,11 @@ import click
 import typer
 
 from localllm.cli import ask, ceiling, chat, models
-from localllm.errors import LocalLLMError, UsageError
+from localllm.errors import Cancelled, LocalLLMError, UsageError
 from localllm.terminal.safe import one_line
+
+_OWN_OPTIONS = ("-h", "--help", "--version")
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     name="localllm",
@@ -33,15 +38,13 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
-def _default(
-    context: typer.Context,
+@app.callback()
+def _program(
     _version: Annotated[
         bool, typer.Option("--version", help="Show the version and leave.", callback=_show_version, is_eager=True)
     ] = False,
-) -> int:
-    """Without a command: chat."""
-    return context.invoke(chat.chat) if context.invoked_subcommand is None else 0
+) -> None:
+    """Take the options that come before a command."""
 
 
 app.command("ask")(ask.ask)
@@ -55,23 +58,37 @@ app.command("ceiling")(ceiling.ceiling)
 def main() -> NoReturn:
     """Run the program and exit with its documented code (see ``errors``)."""
     arguments = sys.argv[1:]
-    code = 1
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends us as Ctrl-C does, until a command knows better
     try:
         _check_streams()
-        code = _run(arguments)
+        code = _guarded(arguments, as_json="--json" in options)
         sys.stdout.flush()
-    except LocalLLMError as error:
-        code = _fail(error, as_json="--json" in arguments)
-    except (KeyboardInterrupt, click.Abort):
-        code = 130
     except BrokenPipeError:  # the reader of our output has enough: that ends the work, and is no failure
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    sys.exit(code)
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        code = _fail(LocalLLMError(f"the output cannot be written: {error.strerror}"), as_json=False)
+    except LocalLLMError as error:
+        code = _fail(error, as_json=False)
+    sys.stderr.flush()
+    os._exit(code)  # all is written; the system frees a model's memory faster than the interpreter would
+
+
+def _guarded(arguments: list[str], as_json: bool) -> int:
+    try:
+        return _run(arguments)
+    except LocalLLMError as error:
+        return _fail(error, as_json)
+    except KeyboardInterrupt:
+        return _fail(Cancelled("interrupted"), as_json)
 
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OWN_OPTIONS):
+        arguments = ["chat", *arguments]
     try:
         # Not through click's own main(), which turns a closed pipe into exit code 1.
         with command.make_context("localllm", arguments) as context:
@@ -80,7 +97,8 @@ def _run(arguments: list[str]) -> int:
         return leave.exit_code
     except click.ClickException as error:
         place = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "localllm"
-        raise UsageError(error.format_message().rstrip("."), f"see {place} --help") from error
+        ask = ' (to ask something: localllm ask "…")' if place == "localllm" else ""
+        raise UsageError(error.format_message().rstrip("."), f"see {place} --help{ask}") from error
     return result if isinstance(result, int) else 0
 
 
@@ -89,7 +107,6 @@ def _check_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  (lives as long as the process)
     if sys.stdout is None:
-        sys.stdout = sys.stderr
         raise LocalLLMError("stdout is closed", "redirect it to a file or to /dev/null instead")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -100,6 +117,6 @@ def _fail(error: LocalLLMError, as_json: bool) -> int:
     from localllm.terminal.render import dumps
 
     if as_json:
-        print(dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}}))  # noqa: T201
-    print(one_line(f"localllm: {error.message}" + (f"; {error.hint}" if error.hint else "")), file=sys.stderr)  # noqa: T201
+        print(dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}}))
+    print(one_line(f"localllm: {error.message}" + (f"; {error.hint}" if error.hint else "")), file=sys.stderr)
     return error.exit_code

@@ -48,8 +48,7 @@ GpuLayers = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads; one per core by default.")]
 Draft = Annotated[
-    str,
-    typer.Option("--draft", metavar="auto|off", help="Speculative decoding (not in this version yet: off)."),
+    Literal["auto", "off"], typer.Option("--draft", help="Speculative decoding (not in this version yet: always off).")
 ]
 NoCache = Annotated[
     bool,
@@ -60,42 +59,23 @@ Usage = Annotated[bool, typer.Option("--usage", "-u", help="Show tokens, speed a
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
 
 
-def sampling_from(
-    defaults: Sampling,
-    temp: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    min_p: float | None,
-    repeat_penalty: float | None,
-    seed: int | None,
-    max_tokens: int | None,
-    stop: list[str] | None,
-) -> Sampling:
-    """``defaults`` with what the user chose. Raises UsageError for a value out of range."""
-    chosen: dict[str, Any] = {
-        "temperature": temp,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repeat_penalty": repeat_penalty,
-        "seed": seed,
-        "max_tokens": max_tokens,
-        "stop": tuple(stop) if stop else None,
-    }
-    return dataclasses.replace(defaults, **{name: value for name, value in chosen.items() if value is not None})
+def sampling_from(defaults: Sampling, **chosen: float | list[str] | None) -> Sampling:
+    """``defaults`` with what the user chose, by the names in Sampling. Raises UsageError for a value out of range."""
+    values: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None and value != []}
+    if "stop" in values:
+        values["stop"] = tuple(values["stop"])
+    return dataclasses.replace(defaults, **values)
 
 
 def settings_from(
     ctx_size: int | None, kv: KvType, gpu_layers: int | None, threads: int | None, draft: str, no_cache: bool
 ) -> Settings:
     """The runtime settings. Raises UsageError for a value out of range."""
-    _at_least("--ctx-size", ctx_size, 16)
+    _at_least("--ctx-size", ctx_size, 256)
     _at_least("--threads", threads, 1)
     _at_least("--gpu-layers", gpu_layers, 0)
     if threads is not None and threads > 512:
         raise UsageError(f"--threads is {threads}, more than llama.cpp can use", "choose at most 512")
-    if draft not in ("auto", "off"):
-        raise UsageError(f"--draft {draft} is not supported", "choose auto or off")
     return Settings(ctx_size, kv, gpu_layers, threads, draft, not no_cache)
 
 

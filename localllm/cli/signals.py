@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from localllm.cancel import Cancel
 from localllm.errors import EXIT_CODES
@@ -11,20 +12,25 @@ from localllm.errors import EXIT_CODES
 
 def leave_on_termination() -> None:
     """Turn SIGTERM and SIGHUP into SystemExit, so that whatever has changed the terminal puts it back first."""
-
-    def leave(_signal: int, _frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_CODES["interrupted"])
-
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)
+        signal.signal(number, _leave)
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_CODES["interrupted"])
 
 
 @contextmanager
 def cancelling(cancel: Cancel) -> Iterator[None]:
-    """Set ``cancel`` on SIGINT and SIGTERM. A second Ctrl-C is no longer patient: it raises KeyboardInterrupt."""
+    """Set ``cancel`` on SIGINT and SIGTERM. A second Ctrl-C is no longer patient: it raises KeyboardInterrupt.
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
+    Where SIGTERM means to leave (``leave_on_termination``), that happens after the block.
+    """
+    received: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
         cancel.set()
+        received.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -33,3 +39,5 @@ def cancelling(cancel: Cancel) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if signal.SIGTERM in received and before[signal.SIGTERM] is _leave:
+        _leave(signal.SIGTERM, None)

@@ -16,6 +16,7 @@ from localllm.engine.decoder import Decoder
 from localllm.engine.prompt import PromptEncoder
 from localllm.engine.template import ChatTemplate
 from localllm.engine.text import VISIBLE_CONTROLS, AnswerDecoder
+from localllm.engine.worker import wait_for_workers
 from localllm.errors import PromptTooLong
 from localllm.values import (
     MAX_SEED,
@@ -51,11 +52,6 @@ class Engine:
             token.id: token.text.encode() for token in decoder.vocab.control_tokens if token.text in VISIBLE_CONTROLS
         }
 
-    @property
-    def n_ctx(self) -> int:
-        """Context size in tokens: prompt and answer together."""
-        return self._decoder.n_ctx
-
     def encode(self, messages: Sequence[Message], cancel: Cancel | None = None) -> Prompt:
         """Render and tokenise a conversation. Raises TemplateError, Cancelled."""
         return self._encoder.encode(messages, cancel or Cancel())
@@ -80,16 +76,17 @@ class Engine:
         sampling, cancel = sampling or self.sampling, cancel or Cancel()
         if not isinstance(prompt, Prompt):
             prompt = self.encode(prompt, cancel)
-        if len(prompt.ids) >= self.n_ctx:
+        if len(prompt.ids) >= self.info.n_ctx:
             raise PromptTooLong(
-                f"the prompt has {len(prompt.ids):,} tokens, the context holds {self.n_ctx:,}",
-                "shorten it, or choose a larger --ctx-size",
+                f"the prompt has {len(prompt.ids):,} tokens, the context holds {self.info.n_ctx:,}",
+                "shorten it, or give a larger context if the model allows",
             )
         turn = _Turn(prompt, sampling, AnswerDecoder((*sampling.stop, *prompt.stop), prompt.reasoning, hold_unopened))
         completed = yield from self._prefill(turn, cancel)
         reason = (yield from self._decode(turn, cancel)) if completed else cancel.reason or "interrupted"
         yield from turn.timed(turn.text.flush())
-        yield TurnEnd(reason, turn.message(self._piece), turn.stats())
+        reason = "stop" if turn.text.stopped else reason
+        yield TurnEnd(reason, turn.message(self._piece), turn.stats(len(self._decoder.tokens)))
 
     def _prefill(self, turn: "_Turn", cancel: Cancel) -> Generator[Event, None, bool]:
         """Read what of the prompt is not in the KV cache yet; False where cancelled.
@@ -97,13 +94,13 @@ class Engine:
         The last token is always read, since its logits choose the first token of the answer.
         """
         ids, decoder = turn.prompt.ids, self._decoder
-        turn.cached = decoder.rewind(min(_common_prefix(decoder.tokens, ids), len(ids) - 1))
+        turn.cached = turn.read_to = decoder.rewind(min(_common_prefix(decoder.tokens, ids), len(ids) - 1))
         for start, stop in slices(turn.cached, len(ids), decoder.slice_tokens):
             yield Progress(start, len(ids), turn.cached)
-            if not decoder.feed(ids[start:stop], cancel):
-                turn.prefill_done()
+            completed = decoder.feed(ids[start:stop], cancel)
+            turn.read(stop if completed else start)
+            if not completed:
                 return False
-        turn.prefill_done()
         yield Progress(len(ids), len(ids), turn.cached)
         return True
 
@@ -132,7 +129,8 @@ class Engine:
         return self._visible.get(token) or self._decoder.vocab.piece(token)
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model. The engine cannot be used afterwards."""
+        wait_for_workers()
         self._decoder.close()
 
     def __enter__(self) -> Self:
@@ -151,14 +149,14 @@ class _Turn:
         self.prompt, self.sampling, self.text = prompt, sampling, text
         self.seed = random.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
         self.ids: list[int] = []
-        self.cached = 0
+        self.cached = self.read_to = 0
         self._begin_s = time.perf_counter()
         self._prefilled_s = self._begin_s
         self._first_text_s: float | None = None
         self._token_s: list[float] = []
 
-    def prefill_done(self) -> None:
-        self._prefilled_s = time.perf_counter()
+    def read(self, stop: int) -> None:
+        self.read_to, self._prefilled_s = stop, time.perf_counter()
 
     def take(self, token: int, piece: bytes) -> Iterator[Text | Reasoning]:
         self._token_s.append(time.perf_counter())
@@ -175,17 +173,19 @@ class _Turn:
         reasoning, text = self.text.result()
         return Message("assistant", text, spelling(self.ids, piece, text), reasoning)
 
-    def stats(self) -> TurnStats:
+    def stats(self, context_tokens: int) -> TurnStats:
         times, first_text_s = self._token_s, self._first_text_s
         return TurnStats(
             prompt_tokens=len(self.prompt.ids),
             cached_tokens=self.cached,
+            read_tokens=self.read_to - self.cached,
             prefill_s=self._prefilled_s - self._begin_s,
             ttft_s=None if first_text_s is None else self.prompt.encode_s + first_text_s - self._begin_s,
             output_tokens=len(self.ids),
             decode_s=times[-1] - times[0] if times else 0.0,
+            context_tokens=context_tokens,
+            seed=self.seed,
             inter_token_s=tuple(after - before for before, after in itertools.pairwise(times)),
-            steps=len(self.ids),
         )
 
 

@@ -38,11 +38,10 @@ _GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU that this build of llama.cpp can use. Sizes in bytes."""
+    """A GPU that this build of llama.cpp can use, with its free memory in bytes."""
 
     name: str
     free_bytes: int
-    total_bytes: int
 
 
 class _Log:
@@ -94,7 +93,7 @@ def devices() -> list[Device]:
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             libggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
             name = libggml.ggml_backend_dev_description(device).decode("utf-8", "replace")
-            found.append(Device(name, free.value, total.value))
+            found.append(Device(name, free.value))
     return found
 
 
@@ -118,7 +117,7 @@ class LlamaDecoder:
         self._ctx: Any = None
         try:
             self._keep_alive = lib.ggml_abort_callback(lambda _: self._cancelled())
-            self._ctx = _new_context(self._model, options, self._keep_alive)
+            self._ctx, self.flash_attention = _new_context(self._model, options, self._keep_alive)
         except BaseException:
             self.close()
             raise
@@ -239,29 +238,19 @@ class LlamaVocabulary:
         return found
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of plain text."""
-        return self._tokenize(text, parse_special=False)
-
-    def tokenize_special(self, text: str) -> list[int]:
-        """As llama.cpp does it for a whole rendered prompt, reading control tokens out of the text.
-
-        Never for text from outside: tests compare with it.
-        """
-        return self._tokenize(text, parse_special=True)
-
-    def is_end(self, token: int) -> bool:
-        """True where this token ends the model's turn."""
-        return bool(lib.llama_vocab_is_eog(self._vocab, token))
-
-    def _tokenize(self, text: str, parse_special: bool) -> list[int]:
+        """Token ids of plain text: ``parse_special`` off, so no control token is read out of it."""
         data = text.encode("utf-8", "replace")
         capacity = len(data) + 16
         while True:
             ids = (lib.llama_token * capacity)()
-            count = lib.llama_tokenize(self._vocab, data, len(data), ids, capacity, False, parse_special)
+            count = lib.llama_tokenize(self._vocab, data, len(data), ids, capacity, False, False)
             if count >= 0:
                 return list(ids[:count])
             capacity = -count
+
+    def is_end(self, token: int) -> bool:
+        """True where this token ends the model's turn."""
+        return bool(lib.llama_vocab_is_eog(self._vocab, token))
 
     def _piece(self, token: int) -> bytes:
         size = 64
@@ -358,7 +347,8 @@ def _load_model(path: Path, options: LoadOptions, cancel: Cancel) -> Any:
     )
 
 
-def _new_context(model: Any, options: LoadOptions, abort: Any) -> Any:
+def _new_context(model: Any, options: LoadOptions, abort: Any) -> tuple[Any, bool]:
+    """A context, and whether it uses flash attention: where the build has it."""
     params = lib.llama_context_default_params()
     params.n_ctx = options.n_ctx
     params.n_batch = params.n_ubatch = min(_SLICE_TOKENS, options.n_ctx)
@@ -372,7 +362,7 @@ def _new_context(model: Any, options: LoadOptions, abort: Any) -> Any:
         params.flash_attn_type = flash_attention
         ctx = lib.llama_init_from_model(model, params)
         if ctx:
-            return ctx
+            return ctx, bool(flash_attention)
     raise OutOfMemory(
         f"a context of {options.n_ctx:,} tokens cannot be created: {_log().reason() or 'not enough memory'}",
         "choose a smaller --ctx-size, or --kv q8_0",

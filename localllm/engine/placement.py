@@ -2,19 +2,32 @@
 
 from collections.abc import Sequence
 
+from localllm.values import ContextReason
+
 DEFAULT_CTX = 8192
 MIN_CTX = 512
 CTX_STEP = 256  # llama.cpp pads a context to this
+_KV_SHARE = 0.8  # the rest is for compute buffers, and for whatever else runs on the machine
 
 
-def context_tokens(trained: int, kv_bytes_per_token: int, free_bytes: int) -> int:
+def context_tokens(trained: int, kv_bytes_per_token: int, free_bytes: int) -> tuple[int, ContextReason]:
     """The default context: the smallest of what the model was trained for, 8,192 and what fits in memory.
 
-    ``free_bytes`` is what the KV cache may take. Never below 512 (or what the model was trained for, if less):
-    where not even that fits, creating the context says so.
+    Also says which of them it is. ``free_bytes`` is what the KV cache may take. Never below 512 (or what the model
+    was trained for, if less): where not even that fits, creating the context says so.
     """
-    affordable = free_bytes // max(1, kv_bytes_per_token) // CTX_STEP * CTX_STEP
-    return min(trained, DEFAULT_CTX, max(MIN_CTX, affordable))
+    affordable = max(MIN_CTX, free_bytes // max(1, kv_bytes_per_token) // CTX_STEP * CTX_STEP)
+    bounds: list[tuple[int, ContextReason]] = [(trained, "trained"), (DEFAULT_CTX, "default"), (affordable, "memory")]
+    return min(bounds, key=lambda bound: bound[0])
+
+
+def kv_budget_bytes(weights_bytes: int, gpu_bytes: int, ram_bytes: int) -> int:
+    """What the KV cache may take: most of what is free beside the weights.
+
+    On the GPU alone where it holds all the weights, else on both: each layer's cache lies beside its weights.
+    """
+    free_bytes = gpu_bytes if weights_bytes < gpu_bytes else gpu_bytes + ram_bytes
+    return int(_KV_SHARE * (free_bytes - weights_bytes))
 
 
 def gpu_layers(

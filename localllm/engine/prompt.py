@@ -11,6 +11,7 @@ and is untrusted: it runs in Jinja's immutable sandbox, bounded in time and in s
 """
 
 import bisect
+import dataclasses
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from localllm.engine.decoder import ControlToken, Vocabulary
 from localllm.engine.template import ChatTemplate
 from localllm.engine.text import reasoning_at_end
 from localllm.engine.worker import run_in_worker
+from localllm.errors import TemplateError
 from localllm.values import Message, Prompt
 
 _RENDER_LIMIT_S = 10.0
@@ -52,8 +54,13 @@ class PromptEncoder:
             reasonings = [self._controls.broken(m.reasoning, guard) for m in messages]
             return self._template.render([m.role for m in messages], contents, reasonings)
 
-        rendered = run_in_worker(render, cancel, _RENDER_LIMIT_S)
+        try:
+            rendered = run_in_worker(render, cancel, _RENDER_LIMIT_S)
+        except TimeoutError as error:
+            raise TemplateError(f"the model's chat template {error}", "use another file of this model") from error
         pieces = re.split(f"({slot}[0-9]+{slot})", rendered)
+        if any(slot in piece for piece in pieces if piece not in kept):  # it cut or changed what stands for an answer
+            return self.encode([dataclasses.replace(message, token_ids=()) for message in messages], cancel)
         ids = run_in_worker(lambda: self._with_bos(list(self._tokenize(pieces, kept, guard))), cancel)
         reasoning = reasoning_at_end(rendered, self._template.source)
         return Prompt(ids, reasoning, self._template.stop, time.perf_counter() - begin_s)

@@ -21,8 +21,14 @@ import jinja2.sandbox
 from localllm.errors import TemplateError
 from localllm.values import Role
 
+# The filters that templates use; of the others some make huge values out of small ones.
+_FILTERS = (
+    *("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),
+    *("items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "round"),
+    *("safe", "select", "selectattr", "sort", "string", "striptags", "sum", "title", "trim", "unique", "upper"),
+)
 MAX_SOURCE_CHARS = 1_000_000
-MAX_OUTPUT_CHARS = 100_000_000
+MAX_CHARS = 100_000_000  # in the output, and again in all values on the way to it
 
 # A plain transcript: what a base model continues most naturally. The answer ends where a new turn would begin.
 FALLBACK = (
@@ -60,43 +66,69 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with operators and calls that cannot make huge values."""
+    """Jinja's sandbox, with a budget: all values that one rendering makes may hold so many characters in all."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     code_generator_class = _Concatenation
+    spent_chars = 0.0
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse ``'x' * 10**9``, ``10 ** 10 ** 9``, ``'%999999999d'`` and text that grows without end."""
-        if operator == "%" and isinstance(left, str):
-            raise jinja2.exceptions.SecurityError("it formats with '%'")
-        if operator == "+":
-            _bound(_size(left) + _size(right))
-        elif operator in ("*", "**"):
-            _bound(_size(left) * _size(right))
-            _bound(*(value for value in (left, right) if isinstance(value, int | float)))
+        match operator:
+            case "+":
+                self.spend(_size(left) + _size(right))
+            case "*":
+                self.spend(_factor(left) * _factor(right))
+            case "**":
+                self.spend(_factor(left) ** _factor(right))
+            case "%" if isinstance(left, str):
+                raise jinja2.exceptions.SecurityError("it formats with '%'")
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        _bound(*(value for value in (*args, *kwargs.values()) if isinstance(value, int | float)))
-        if getattr(function, "__name__", "") == "replace" and args:
-            _bound(_size(getattr(function, "__self__", "")) * _size(args[-1]))
+        """Refuse ``'x'.ljust(10**9)`` and the like."""
+        self._charge(function, (*args, *kwargs.values()))
         return super().call(context, function, *args, **kwargs)
 
-    @staticmethod
-    def joined(parts: Sequence[Any]) -> str:
+    def replaced(self, text: Any, old: str, new: str) -> str:
+        """The filter ``replace``."""
+        self._charge(str(text).replace, (old, new))
+        return str(text).replace(old, new)
+
+    def united(self, items: Sequence[Any], between: str = "") -> str:
+        """The filter ``join``."""
+        texts = [str(item) for item in items]
+        self._charge(between.join, (texts,))
+        return between.join(texts)
+
+    def _charge(self, function: Any, values: Sequence[Any]) -> None:
+        self.spend(max((_factor(value) for value in values if isinstance(value, int | float)), default=0))
+        text = getattr(function, "__self__", None)
+        if isinstance(text, str) and function.__name__ in ("replace", "join", "translate"):
+            self.spend((1 + len(text)) * max(map(_size, values), default=1))
+
+    def joined(self, parts: Sequence[Any]) -> str:
         """``a ~ b ~ c``."""
         texts = [str(part) for part in parts]
-        _bound(sum(map(len, texts)))
+        self.spend(sum(map(len, texts)))
         return "".join(texts)
+
+    def spend(self, chars: float) -> None:
+        """Take from the budget what an operation is about to make."""
+        self.spent_chars += abs(chars)
+        if not self.spent_chars <= MAX_CHARS:
+            raise jinja2.exceptions.SecurityError("it makes values that are too large")
+
+
+def _factor(value: Any) -> float:
+    return abs(float(value)) if isinstance(value, int | float) else _size(value)
 
 
 def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple) else 1
-
-
-def _bound(*numbers: float) -> None:
-    if any(not abs(number) <= MAX_OUTPUT_CHARS for number in numbers):
-        raise jinja2.exceptions.SecurityError("a value in it grows too large")
+    """Characters in a value; numbers and the like count as one."""
+    if isinstance(value, list | tuple):
+        return len(value) + sum(len(item) for item in value if isinstance(item, str))
+    return len(value) if isinstance(value, str) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +169,23 @@ class ChatTemplate:
         ) as error:
             reason = " ".join(str(error).split())[:200]
             raise TemplateError(
-                f"the model's chat template fails: {reason}", "use --raw, or another file of this model"
+                f"the model's chat template fails: {reason}", "use another file of this model"
             ) from error
         except (RecursionError, MemoryError) as error:
-            raise TemplateError("the model's chat template needs too much memory", "use --raw") from error
+            raise TemplateError(
+                "the model's chat template needs too much memory", "use another file of this model"
+            ) from error
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if len(self.source) > MAX_SOURCE_CHARS:
-            raise _Refused("it is too long")
-        parts, size = [], 0
+            raise jinja2.exceptions.SecurityError("it is too long")
+        _environment().spent_chars = 0
         values = {"messages": messages, "bos_token": self.bos, "eos_token": self.eos}
+        parts, written_chars = [], 0
         for part in _compiled(self.source).generate(**values, add_generation_prompt=True):
-            size += len(part)
-            if size > MAX_OUTPUT_CHARS:
-                raise _Refused("it writes without end")
+            written_chars += len(part)
+            if written_chars > MAX_CHARS:
+                raise jinja2.exceptions.SecurityError("it writes without end")
             parts.append(part)
         return "".join(parts)
 
@@ -164,13 +199,16 @@ def _compiled(source: str) -> jinja2.Template:
 def _environment() -> _Sandbox:
     """The dialect that model publishers write for: Hugging Face's ``apply_chat_template``."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    for name in ("center", "wordwrap", "format", "replace"):  # could make huge values from small ones
-        environment.filters.pop(name, None)
-    environment.filters["replace"] = _replace
-    environment.filters["indent"] = _indent
+    environment.filters = {name: environment.filters[name] for name in _FILTERS} | {
+        "tojson": _tojson,
+        "indent": _indent,
+        "replace": environment.replaced,
+        "join": environment.united,
+    }
+    environment.globals = {name: environment.globals[name] for name in ("range", "dict", "namespace")} | {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+    }
     return environment
 
 
@@ -194,11 +232,6 @@ def _indent(text: str, width: int = 4, first: bool = False) -> str:
     pad = " " * min(int(width), 80)
     body = text.replace("\n", "\n" + pad)
     return pad + body if first else body
-
-
-def _replace(text: str, old: str, new: str) -> str:
-    _bound(len(text) * len(new))
-    return str(text).replace(old, new)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -19,6 +19,8 @@ REASONING_TAGS = (
     ("<|channel>thought", "<channel|>"),
     ("<|channel|>analysis<|message|>", "<|end|>"),
 )
+# Alone in a template, these tell that its model reasons ("<|end|>" ends other things as well).
+_TELLING = tuple(closing for _, closing in REASONING_TAGS if closing != "<|end|>")
 # Written around the answer itself by models that speak in channels; never shown.
 FRAMING = ("<|start|>assistant", "<|channel|>final<|message|>")
 _OPENING = tuple(opening for opening, _ in REASONING_TAGS)
@@ -32,7 +34,7 @@ def reasoning_at_end(rendered: str, template_source: str) -> ReasoningStart:
     tail = rendered[-200:].rstrip()
     if tail.endswith(_OPENING):
         return "open"
-    if tail.endswith(_CLOSING) or not any(closing in template_source for closing in _CLOSING):
+    if tail.endswith(_TELLING) or not any(closing in template_source for closing in _TELLING):
         return "none"
     return "possible"
 
@@ -44,20 +46,20 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self.stops = tuple(stops)
         self._held = ""
         self.stopped = False
 
     def decode(self, text: str) -> str:
         """The text that is certain not to belong to a stop string."""
-        if self.stopped or not self._stops:
+        if self.stopped or not self.stops:
             return "" if self.stopped else text
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
             return self._release(min(found))
-        return self._release(len(self._held) - _overlap(self._held, self._stops))
+        return self._release(len(self._held) - _overlap(self._held, self.stops))
 
     def flush(self) -> str:
         """What was held back, now that no more text comes."""
@@ -80,7 +82,7 @@ class ReasoningSplitter:
     def __init__(self, start: ReasoningStart = "none", hold: bool = False) -> None:
         self._state: Literal["begin", "reasoning", "held", "answer"] = "reasoning" if start == "open" else "begin"
         self._hold = hold and start == "possible"
-        self._closing = _CLOSING
+        self._closing = _TELLING
         self._skip_space = start == "open"
         self._held = ""
         self.found = start == "open"  # True once there was a tag: what precedes the answer is not the answer
@@ -100,6 +102,16 @@ class ReasoningSplitter:
             yield Reasoning(held)
         elif held and not (self._skip_space and not held.strip()):
             yield Text(held)
+
+    @property
+    def undecided(self) -> str:
+        """What is kept back because it may be reasoning or answer."""
+        return self._held if self._state == "held" else ""
+
+    def decide_for_answer(self) -> Iterator[Reasoning | Text]:
+        """Give out what is kept back, as answer."""
+        self._state = "answer"
+        yield from self._step()
 
     def _step(self) -> Iterator[Reasoning | Text]:
         if self._skip_space:
@@ -171,7 +183,7 @@ class AnswerDecoder:
         """
         reasoning, text = "".join(self._reasoning), "".join(self._text)
         if self._start == "possible" and not self._splitter.found:
-            for closing in _CLOSING:
+            for closing in _TELLING:
                 before, tag, after = text.partition(closing)
                 if tag:
                     return before, after.lstrip()
@@ -182,6 +194,8 @@ class AnswerDecoder:
         text = self._utf8.decode(data)
         if text:
             yield from self._stopping(self._splitter.decode(text))
+            if any(stop in self._splitter.undecided for stop in self._stops.stops):
+                yield from self._stopping(self._splitter.decide_for_answer())
 
     def flush(self) -> Iterator[Reasoning | Text]:
         """Events for what was held back; the answer ends here."""

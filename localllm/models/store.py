@@ -7,6 +7,7 @@ not at all. Knows nothing of what a model file holds. Alone in importing hugging
 import errno
 import fcntl
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # what only a download needs is loaded when there is one
 
 Phase = Literal["fetch", "unpack", "verify"]
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 2**20
 _SCRATCH_SUFFIX = ".part"
 _SCRATCH_GRACE_S = 60  # a younger folder may not be locked yet
@@ -93,7 +95,7 @@ def resolve(
         raise ModelNotFound(f"there is no file {reference!r}", "check the path, or choose from: localllm list")
     nearest = " or ".join(catalog.nearest(reference))
     hint = f"did you mean {nearest}? " if nearest else ""
-    raise ModelNotFound(f"there is no model {reference!r}", f"{hint}All names: localllm list")
+    raise ModelNotFound(f"there is no model {reference!r}", f"{hint}all names: localllm list")
 
 
 def pull(spec: ModelSpec, on_progress: OnProgress = _ignore, cancelled: Cancel | None = None) -> LocalModel:
@@ -106,7 +108,9 @@ def pull(spec: ModelSpec, on_progress: OnProgress = _ignore, cancelled: Cancel |
         except DownloadError as error:
             failures.append((report.origin, error))
     reasons = "; ".join(f"{origin}: {error.message}" for origin, error in failures)
-    hint = next((error.hint for _, error in failures if error.hint), "check the network, then try again")
+    hint = next(
+        (error.hint for _, error in failures if error.hint), "check the network, or give the path of a GGUF file"
+    )
     raise DownloadError(f"{spec.name} cannot be fetched ({reasons})", hint)
 
 
@@ -284,26 +288,37 @@ def _fetch_from_hub(source: HubSource, report: _Report, cancel: Cancel) -> Path:
     if not finished.ok or path is None:
         reason = (finished.output.split("\n") or [""])[-1] or "huggingface_hub failed and did not say why"
         raise DownloadError(reason, _HUB_HINTS.get(reason, ""))
-    if source.sha256:
-        _verify(path, source.sha256, report.phase("verify"), cancel)
+    if sha256 := source.sha256 or _hub_sha256(path):
+        _verify(path, sha256, report.phase("verify"), cancel)
     return path
 
 
+def _hub_sha256(path: Path) -> str | None:
+    """The checksum by which the hub itself names a large file in its cache (Git LFS)."""
+    name = path.resolve().name
+    return name if _SHA256.fullmatch(name) else None
+
+
 def _verify(path: Path, sha256: str, on_bytes: "OnBytes", cancel: Cancel) -> None:
-    """Compare the checksum, and remove a file that differs, so that nobody finds it."""
+    """Compare the checksum. A file that differs, or was not compared to its end, is removed: nobody may find it."""
     import hashlib
 
     digest = hashlib.sha256()
     total = path.stat().st_size
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            cancel.check()
-            digest.update(chunk)
-            on_bytes(file.tell(), total)
-    if digest.hexdigest() != sha256:
-        path.resolve().unlink()
-        path.unlink(missing_ok=True)
-        raise DownloadError("the file is not the one that the catalog promises (its checksum differs)")
+    verified = False
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                cancel.check()
+                digest.update(chunk)
+                on_bytes(file.tell(), total)
+        verified = digest.hexdigest() == sha256
+    finally:
+        if not verified:
+            path.resolve().unlink()
+            path.unlink(missing_ok=True)
+    if not verified:
+        raise DownloadError("the file is not the one that was promised (its checksum differs)")
 
 
 _GATED = "its publisher wants the licence to be accepted first"

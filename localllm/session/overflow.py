@@ -3,6 +3,7 @@
 Pure: it knows neither model nor tokenizer, only a function that makes a prompt out of the text.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -29,13 +30,13 @@ def fit(text: str, encode: Callable[[str], Prompt], n_ctx: int, answer_tokens: i
     for the answer. Raises PromptTooLong where nothing may be dropped, or where the rest alone is too long.
     """
     prompt = encode(text)
-    total = len(prompt.ids)
+    total, encode_s = len(prompt.ids), prompt.encode_s
     if total < n_ctx:
         return Fitted(prompt, total, 0)
     if drop is None:
         raise PromptTooLong(
             f"the prompt has {total:,} tokens, the context holds {n_ctx:,}",
-            "shorten it, choose a larger --ctx-size, or let --on-overflow head, tail or middle drop a part",
+            "shorten it, let --on-overflow drop its head, tail or middle, or give a larger --ctx-size if it can be",
         )
     limit = n_ctx - answer_tokens
     fixed = len(encode("").ids)
@@ -49,7 +50,8 @@ def fit(text: str, encode: Callable[[str], Prompt], n_ctx: int, answer_tokens: i
         share = (limit - fixed) / max(1, len(prompt.ids) - fixed)
         kept_chars = min(kept_chars - 1, int(kept_chars * share))  # always shrinks, so it ends
         prompt = encode(_without(text, kept_chars, drop))
-    return Fitted(prompt, total, total - len(prompt.ids))
+        encode_s += prompt.encode_s
+    return Fitted(dataclasses.replace(prompt, encode_s=encode_s), total, total - len(prompt.ids))
 
 
 def _without(text: str, kept_chars: int, drop: Part) -> str:

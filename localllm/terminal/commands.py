@@ -113,5 +113,5 @@ def is_command(line: str) -> bool:
 
 def run(line: str, context: Context) -> str:
     """Run the command in ``line``; returns what to show. Raises Leave, UsageError and what the command does."""
-    name, _, argument = line.strip().removeprefix("/").partition(" ")
-    return find(name).run(context, argument.strip())
+    name, *rest = line.strip().removeprefix("/").split(maxsplit=1)
+    return find(name).run(context, "".join(rest))

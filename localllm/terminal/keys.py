@@ -6,6 +6,7 @@ from pathlib import Path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
+from prompt_toolkit.filters import is_searching
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
@@ -45,6 +46,7 @@ def new_prompt(history_file: Path | None) -> "PromptSession[str]":
         key_bindings=_bindings(),
         multiline=True,
         enable_open_in_editor=False,
+        enable_suspend=True,
         prompt_continuation="  ",
         reserve_space_for_menu=4,
     )
@@ -63,8 +65,9 @@ def _history(path: Path | None) -> History:
 
 def _bindings() -> KeyBindings:
     bindings = KeyBindings()
+    typing = ~is_searching  # in Ctrl-R's search, Enter accepts and Ctrl-G aborts, as everywhere
 
-    @bindings.add("enter")
+    @bindings.add("enter", filter=typing)
     def _send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if is_complete(buffer.text):
@@ -72,12 +75,12 @@ def _bindings() -> KeyBindings:
         else:
             buffer.insert_text("\n")
 
-    @bindings.add("c-j")
-    @bindings.add("escape", "enter")
+    @bindings.add("c-j", filter=typing)
+    @bindings.add("escape", "enter", filter=typing)
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    @bindings.add("c-g")
+    @bindings.add("c-g", filter=typing)
     def _editor(event: KeyPressEvent) -> None:
         event.current_buffer.open_in_editor()
 

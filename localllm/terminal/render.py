@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO, assert_never
 
 from localllm.terminal.safe import safe
-from localllm.values import Event, Progress, Reasoning, Text, TurnEnd, TurnStats
+from localllm.values import ContextReason, Event, FinishReason, ModelInfo, Progress, Reasoning, Text, TurnEnd, TurnStats
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 _PROGRESS_AFTER_S = 0.5  # what takes less needs no progress
@@ -158,29 +158,31 @@ class _ProgressLine:
             self._shown = False
 
 
-def stats_line(stats: TurnStats, n_ctx: int) -> str:
+def stats_line(end: TurnEnd, n_ctx: int) -> str:
     """One line for people: how many tokens, how fast, in which phase."""
-    parts = [f"{stats.output_tokens:,} tokens"]
+    stats = end.stats
+    parts = [f"{stats.output_tokens:,} tokens" + (" (all that --max-tokens allows)" if end.reason == "length" else "")]
     if stats.decode_tok_s is not None:
         parts.append(f"decode {stats.decode_tok_s:,.1f} tok/s")
-    read = stats.prompt_tokens - stats.cached_tokens
-    prefill = f"prefill {read:,} tokens in {stats.prefill_s:.2f} s"
+    prefill = f"prefill {stats.read_tokens:,} tokens in {stats.prefill_s:.2f} s"
     parts.append(prefill + (f" ({stats.cached_tokens:,} cached)" if stats.cached_tokens else ""))
     if stats.ttft_s is not None:
         parts.append(f"TTFT {stats.ttft_s:.2f} s")
-    parts.append(f"context {stats.prompt_tokens + stats.output_tokens:,} of {n_ctx:,}")
+    parts.append(f"context {stats.context_tokens:,} of {n_ctx:,}")
     return " · ".join(parts)
 
 
 def stats_summary(stats: TurnStats, n_ctx: int) -> str:
     """All that was measured of one turn, a line each."""
-    used = stats.prompt_tokens + stats.output_tokens
     rows = [
         (
             "prompt",
             f"{stats.prompt_tokens:,} tokens, {stats.cached_tokens:,} of them already in the KV cache",
         ),
-        ("prefill", f"{stats.prefill_s:.3f} s" + _with_unit(stats.prefill_tok_s, "tok/s", ", ")),
+        (
+            "prefill",
+            f"{stats.read_tokens:,} tokens in {stats.prefill_s:.3f} s" + _with_unit(stats.prefill_tok_s, "tok/s", ", "),
+        ),
         ("TTFT", _with_unit(stats.ttft_s, "s")),
         (
             "decode",
@@ -188,7 +190,8 @@ def stats_summary(stats: TurnStats, n_ctx: int) -> str:
         ),
         ("inter-token p50", _milliseconds(stats.inter_token_percentile(50))),
         ("inter-token p99", _milliseconds(stats.inter_token_percentile(99))),
-        ("context", f"{used:,} of {n_ctx:,} tokens ({100 * used // n_ctx} %)"),
+        ("seed", str(stats.seed)),
+        ("context", f"{stats.context_tokens:,} of {n_ctx:,} tokens ({100 * stats.context_tokens / n_ctx:.0f} %)"),
     ]
     return "\n".join(f"{name:16} {value}" for name, value in rows)
 
@@ -201,20 +204,53 @@ def _milliseconds(value_s: float | None) -> str:
     return "not measured" if value_s is None else f"{1000 * value_s:,.1f} ms"
 
 
-ENDINGS = {
-    "context": "the context is full: the answer is cut",
-    "timeout": "the time limit was reached: the answer is cut",
-    "interrupted": "interrupted: the answer is cut",
+_CONTEXT_REASONS: dict[ContextReason, str] = {
+    "chosen": "as chosen",
+    "trained": "what the model was trained for",
+    "default": "the default; the model allows more",
+    "memory": "what fits in memory",
 }
 
 
-def as_json(end: TurnEnd, model: str) -> dict[str, Any]:
+def model_line(info: ModelInfo, seed: int) -> str:
+    """One line for people: what is loaded, where, what bounds its context, and the seed that was used."""
+    parts = [
+        info.name,
+        f"{info.gpu_layers} of {info.layers} layers on the GPU" if info.gpu_layers else "CPU",
+        "1 thread" if info.threads == 1 else f"{info.threads} threads",
+        f"{info.kv} KV cache" + (", flash attention" if info.flash_attention else ""),
+        f"context {info.n_ctx:,} ({_CONTEXT_REASONS[info.n_ctx_reason]})",
+        f"seed {seed}",
+    ]
+    return " · ".join(parts)
+
+
+_ENDINGS: dict[FinishReason, str] = {
+    "context": "the context is full",
+    "timeout": "the time limit was reached",
+    "interrupted": "interrupted",
+}
+
+
+def ending(end: TurnEnd) -> str | None:
+    """What must be said of an answer that did not come to its own end; None where it did."""
+    if end.reason not in _ENDINGS:
+        return None
+    return f"{_ENDINGS[end.reason]}: " + ("the answer is cut" if end.stats.output_tokens else "there is no answer")
+
+
+NO_TEMPLATE = "this model has no chat template, so it is given a plain transcript; it may be a base model"
+
+
+def as_json(end: TurnEnd, model: str, dropped_tokens: int = 0) -> dict[str, Any]:
     """The object that ``--json`` prints. Times are in seconds; what could not be measured is null."""
     return {
         "answer": end.message.text,
         "reasoning": end.message.reasoning,
         "model": model,
         "finish_reason": end.reason,
+        "dropped_tokens": dropped_tokens,
+        "seed": end.stats.seed,
         "stats": _stats_json(end.stats),
     }
 

@@ -5,17 +5,20 @@ Knows keys, commands and rendering; what a turn is, only the chat knows.
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from prompt_toolkit.formatted_text import HTML
 
 from localllm.cancel import Cancel
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, PromptTooLong
 from localllm.session.chat import Chat
 from localllm.terminal import commands, keys, render
 from localllm.terminal.safe import safe
+
+_ROOM_HINT = "/clear begins anew, a shorter message may fit, and localllm chat --ctx-size N gives more room"
 
 Cancelling = Callable[[Cancel], AbstractContextManager[None]]
 
@@ -44,6 +47,8 @@ class Repl:
         """Talk until the user leaves; returns the exit code."""
         info = self._chat.engine.info
         self._say(f"{info.name}, context {info.n_ctx:,}. /help shows the commands, Ctrl-D leaves.")
+        if not info.chat_template:
+            self._say(render.NO_TEMPLATE)
         while True:
             try:
                 line = self._prompt.prompt(HTML("<b>&gt; </b>") if self._view.color else "> ")
@@ -68,22 +73,37 @@ class Repl:
 
     def _answer(self, text: str) -> None:
         cancel = Cancel()
-        with self._cancelling(cancel):
-            end = render.show(self._chat.turn(text, cancel), self._view)
-        notes = [render.ENDINGS[end.reason]] if end.reason in render.ENDINGS else []
+        with self._cancelling(cancel), _keys_unseen():
+            try:
+                end = render.show(self._chat.turn(text, cancel, not self._view.reasoning), self._view)
+            except PromptTooLong as error:
+                raise PromptTooLong(error.message, _ROOM_HINT) from error
+        notes = [cut] if (cut := render.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
-            notes.append("there is no answer, so the question is not kept")
+            notes.append("the question is not kept")
         elif end.reason == "context":
-            notes.append("/clear begins anew; a larger --ctx-size holds more")
+            notes.append(_ROOM_HINT)
         for note in notes:
             self._say(note)
-        self._say(render.stats_line(end.stats, self._chat.engine.n_ctx))
+        self._say(render.stats_line(end, self._chat.engine.info.n_ctx))
 
     def _say(self, text: str) -> None:
         """A line of our own, told apart from the model's by being dim."""
         shown = safe(text)
         shown = f"\x1b[2m{shown}\x1b[0m" if self._view.color else shown
         print(shown, file=self._view.out, flush=True)
+
+
+@contextmanager
+def _keys_unseen() -> Iterator[None]:
+    """Keep what is typed meanwhile from being written into the answer; the next prompt still gets it."""
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def history_path(directory: Path) -> Path | None:
