@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger for its backtrace
+if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin long at a barrier starve each other on a busy machine
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
