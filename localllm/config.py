@@ -13,7 +13,10 @@ DEFAULT_MODEL = "smollm2-135m"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The runtime choices that shape a loaded model. None means "choose for me"."""
+    """The runtime choices that shape a loaded model. None means "choose for me".
+
+    ``draft`` and ``cache`` have no effect in this version, which neither drafts nor keeps prompts on disk.
+    """
 
     ctx_size: int | None = None
     kv: KvType = "f16"
