@@ -16,6 +16,7 @@ ReasoningStart = Literal["none", "possible", "open"]
 ContextReason = Literal["chosen", "trained", "default", "memory"]
 FinishReason = Literal["stop", "length", "context", "timeout", "interrupted"]
 
+_COLD = 1e-6  # colder, and the exponentials of llama.cpp's sampler overflow
 MAX_SEED = 2**32 - 2  # llama.cpp reads 2**32 - 1 as "a new random seed at each call"
 
 
@@ -98,13 +99,16 @@ class Sampling:
             _check("seed", self.seed, 0, MAX_SEED)
         if self.max_tokens is not None:
             _check("max-tokens", self.max_tokens, 1, 2**31 - 1)
+        for name, value in (("top-k", self.top_k), ("seed", self.seed), ("max-tokens", self.max_tokens)):
+            if value is not None and not isinstance(value, int):
+                raise UsageError(f"{name} is {value!r}", "give a whole number")
         if any(not stop for stop in self.stop):
             raise UsageError("a stop string is empty", "give --stop at least one character")
 
     @property
     def greedy(self) -> bool:
         """True where the most likely token is always taken."""
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < _COLD or self.top_k == 1
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:

@@ -274,6 +274,33 @@ def test_errors_reach_a_pipe(ask):
     assert "--json" not in ask("--", "--json", "--nonsense").stdout
 
 
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_an_error_keeps_its_code_whoever_listens(ask, stream):
+    """A closed pipe on either side does not turn a failure into success."""
+    script = (
+        f'set -o pipefail; "{PROGRAM}" ask --json --temp 1000 hi {"2>&1 >/dev/null" if stream == "2" else ""} | true'
+    )
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+
+
+def test_stdin_that_cannot_be_read(ask):
+    """Opened for writing only, say: one line, exit 2."""
+    script = f'"{PROGRAM}" ask hi 0>/dev/null'
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert result.returncode == 2 and "cannot read stdin" in said(result)
+
+
+def test_a_named_pipe_does_not_wait_for_ever(ask, tmp_path):
+    """``-f`` of a pipe that nobody opens, or nobody closes, ends with --timeout."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert ask("-f", str(pipe), "hi", "--timeout", "1").returncode == 124
+    held = os.open(pipe, os.O_RDWR)
+    assert ask("-f", str(pipe), "hi", "--timeout", "1").returncode == 124
+    os.close(held)
+
+
 def test_ctrl_c_while_stdin_is_read(ask):
     """The same object and exit code as anywhere else."""
     with subprocess.Popen([PROGRAM, "ask", "--json"], stdin=-1, stdout=-1, stderr=-1, text=True) as process:
@@ -329,7 +356,7 @@ def test_usage_says_what_happened_on_stderr(ask):
     result = ask("Hi", "-u", "--max-tokens", "3")
     lines = result.stderr.splitlines()
     assert len(lines) == 2
-    for word in ("3 tokens (all that --max-tokens allows)", "decode", "prefill", "TTFT", "tok/s"):
+    for word in ("3 tokens (--max-tokens)", "decode", "prefill", "TTFT", "tok/s"):
         assert word in lines[0]
     assert "context 8,192 (what the model was trained for)" in lines[1]
     assert "f16 KV cache, flash attention" in lines[1]

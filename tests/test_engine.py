@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from localllm.cancel import Cancel
 from localllm.engine.engine import slices, spelling
-from localllm.errors import PromptTooLong
+from localllm.errors import DecodeError, PromptTooLong, UsageError
 from localllm.values import Message, Progress, Prompt, Reasoning, Sampling, Text, TurnEnd
 
 HELLO = [Message("user", "hello")]
@@ -231,6 +231,25 @@ def test_spelling_never_gives_ids_that_do_not_spell_the_text(pieces, cut):
     assert ids == () or b"".join(pieces[i] for i in ids) == text.encode()
     if b"".join(pieces[cut:]).decode("utf-8", "replace").encode() == b"".join(pieces[cut:]) and text:
         assert ids
+
+
+def test_a_prompt_without_tokens_is_refused():
+    """There would be no logits to choose a token from."""
+    for prompt in (Prompt(()), [Message("user", "hi")]):
+        with pytest.raises(UsageError, match="no tokens"):
+            run(fake_engine(FakeDecoder(says(b"")), "{{ '' }}"), prompt)
+
+
+def test_a_turn_that_was_left_behind_cannot_go_on():
+    """After another turn, or after close(), its generator raises instead of mixing two answers."""
+    engine = fake_engine(FakeDecoder(says(b"abcdefgh")))
+    for end_it in (lambda: run(engine), engine.close):
+        events = engine.reply(HELLO)
+        while not isinstance(next(events), Text):
+            pass
+        end_it()
+        with pytest.raises(DecodeError, match="another turn"):
+            list(events)
 
 
 def test_raw_prompts_have_no_template():

@@ -150,7 +150,7 @@ def test_each_kv_type_answers(smollm2, kv):
 
 def test_the_repetition_penalty_avoids_what_was_said(engine):
     """A prompt that begs for repetition: plainly it is repeated, with a strong penalty none of its tokens comes."""
-    prompt = engine.encode_raw("one one one one one one one one")
+    prompt = engine.encode_raw("one two three one two three one two three")
     plain = answer(engine, prompt, Sampling(temperature=0, max_tokens=12)).message.token_ids
     penalised = answer(engine, prompt, Sampling(temperature=0, max_tokens=12, repeat_penalty=100)).message.token_ids
     assert set(plain) & set(prompt.ids)
@@ -169,6 +169,45 @@ def test_closing_waits_for_a_tokeniser_that_was_left_behind(smollm2):
     """A cancelled tokenisation still runs in llama.cpp; the model is freed only after it."""
     with open_engine(str(smollm2), Settings(ctx_size=256)) as engine, pytest.raises(Cancelled):
         engine.encode_raw("word " * 2_000_000, Cancel(timeout_s=0.3))
+
+
+def test_a_closed_model_says_so(smollm2):
+    """Whatever is asked of it, nothing reaches llama.cpp."""
+    decoder = LlamaDecoder(smollm2, LoadOptions(n_ctx=256))
+    decoder.close()
+    decoder.close()
+    for use in (
+        lambda: decoder.feed([1], NEVER),
+        lambda: decoder.rewind(0),
+        lambda: decoder.vocab.tokenize("hi"),
+        lambda: decoder.sampler(GREEDY, 1),
+    ):
+        with pytest.raises(DecodeError, match="closed"):
+            use()
+
+
+def test_what_llama_cpp_holds_beyond_our_count_is_dropped(decoder):
+    """If an exception came between llama.cpp and our count, the next rewind repairs it."""
+    ids = decoder.vocab.tokenize("alpha beta gamma delta " * 9)[:40]
+    decoder.rewind(0)
+    decoder.feed(ids, NEVER)
+    clean = logits(decoder)
+    decoder.rewind(0)
+    decoder.feed(ids[:20], NEVER)
+    del decoder.tokens[10:]
+    assert decoder.rewind(40) == 10
+    decoder.rewind(0)
+    decoder.feed(ids, NEVER)
+    assert np.array_equal(clean, logits(decoder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("character", ["-", "a", " ", "\n", "中"])
+def test_millions_of_equal_characters(decoder, character):
+    """The pre-tokenizers recurse over runs; text is cut long before that becomes a crash, and stays the text."""
+    vocab = decoder.vocab
+    ids = vocab.tokenize("x" + character * 1_200_000)
+    assert b"".join(map(vocab.piece, ids)).decode().removeprefix(" ") == "x" + character * 1_200_000
 
 
 def test_too_many_tokens_are_refused_before_llama_cpp_sees_them(decoder):

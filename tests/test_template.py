@@ -21,6 +21,8 @@ def test_the_fallback_is_a_transcript_that_ends_where_the_answer_begins():
     text = render("", ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"))
     assert text == "Be brief.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: Bye\n\nAssistant:"
     assert ChatTemplate.of_model(" ", "", "").stop == (FALLBACK_STOP,)
+    generated = render("", ("user", "Hi"), ("assistant", " Hello"))  # as models write it behind "Assistant:"
+    assert generated == "User: Hi\n\nAssistant: Hello\n\nAssistant:"
     assert FALLBACK_STOP in text
 
 
@@ -75,6 +77,16 @@ def test_a_template_that_refuses_the_system_role_gets_it_in_the_first_user_messa
         "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = ns.l + ['x' * 10**6] %}{% endfor %}",
         "{{ [1] | batch(10**9, 'x') }}{{ [1] | slice(10**9) }}",
         "{{ lipsum(10**6) }}",
+        "{{ (99999999 ** 9999999) > 1 }}",
+        "{{ ([[0] * 1000] * 100000) | sum(start=[]) | length }}",
+        "{{ '{:>2999999999}'.format(1) }}",
+        "{{ 'x'.expandtabs(10**9) }}{{ ('x' * 10**6).encode() * 10**6 }}",
+        "{% break %}",
+        "{{ dict(a=1, a=1) }}",
+        "{{ cycler() }}",
+        "{{ 1e999 | int }}",
+        "{% for a in messages %}" * 25 + "{% endfor %}" * 25,
+        "{% if messages %}" * 120 + "{% endif %}" * 120,
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ messages[0].content.format(messages[0].__class__) }}{{ cycler.__init__.__globals__ }}",

@@ -43,7 +43,13 @@ def decoded(pieces, **options):
     return text, reasoning, decoder.stopped, decoder.result()
 
 
-@given(tricky, st.lists(st.integers(0, 6), max_size=60), starts, st.booleans(), st.sampled_from([(), ("STOP",)]))
+@given(
+    tricky,
+    st.lists(st.integers(0, 6), max_size=60),
+    starts,
+    st.booleans(),
+    st.sampled_from([(), ("STOP",), ("STOP", "TO", "OP\n")]),
+)
 @example("<think>a</think>\n\nb", [1] * 30, "none", False, ())
 @example("  <think>a", [3] * 9, "none", True, ())
 def test_any_cutting_of_the_bytes_gives_the_same_text(text, sizes, start, hold, stops):
@@ -63,12 +69,19 @@ def test_any_bytes_give_what_python_decodes(data, sizes):
 
 @given(tricky, st.lists(st.sampled_from(["STOP", "S", "\n\n", "世", "</think>"]), min_size=1, max_size=3))
 def test_stop_strings_cut_at_the_first_of_them(text, stops):
-    """The text ends before whichever stop string comes first; none of it remains."""
+    """The text ends before whichever stop string is complete first; none of it remains."""
     stopper = StopStrings(stops)
     out = "".join(stopper.decode(c) for c in text) + stopper.flush()
-    found = [text.find(stop) for stop in stops if stop in text]
-    assert out == (text[: min(found)] if found else text)
+    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    assert out == (text[: min(found)[1]] if found else text)
     assert stopper.stopped == bool(found)
+
+
+def test_stop_strings_that_overlap():
+    """Which of them counts does not depend on how the text is cut."""
+    for pieces in (["abcd"], list("abcd"), ["ab", "cd"], ["abc", "d"]):
+        stopper = StopStrings(["abcd", "bc"])
+        assert "".join(map(stopper.decode, pieces)) + stopper.flush() == "a"
 
 
 @given(tricky, tricky)

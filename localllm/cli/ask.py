@@ -85,7 +85,9 @@ def ask(
     choose(Sampling())  # wrong values are told before anything is loaded
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, no_cache)
     cancel = Cancel(_checked_timeout(timeout))
-    attached = "\n\n".join(text for text in (piped_text(cancel), *map(file_text, file or ())) if text.strip())
+    attached = "\n\n".join(
+        text for text in (piped_text(cancel), *(file_text(path, cancel) for path in file or ())) if text.strip()
+    )
     request = " ".join(words or ())
     if not (attached.strip() or request.strip()):
         raise UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import click
@@ -60,19 +61,21 @@ def main() -> NoReturn:
     arguments = sys.argv[1:]
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends us as Ctrl-C does, until a command knows better
+    code = 0
     try:
         _check_streams()
         code = _guarded(arguments, as_json="--json" in options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has enough: that ends the work, and is no failure
-        code = 0
+        pass
     except OSError as error:
         if error.errno not in _OUTPUT_ERRORS:
             raise
         code = _fail(LocalLLMError(f"the output cannot be written: {error.strerror}"), as_json=False)
     except LocalLLMError as error:
         code = _fail(error, as_json=False)
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)  # all is written; the system frees a model's memory faster than the interpreter would
 
 
@@ -116,7 +119,9 @@ def _check_streams() -> None:
 def _fail(error: LocalLLMError, as_json: bool) -> int:
     from localllm.terminal.render import dumps
 
+    with suppress(OSError):
+        print(one_line(f"localllm: {error.message}" + (f"; {error.hint}" if error.hint else "")), file=sys.stderr)
     if as_json:
-        print(dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}}))
-    print(one_line(f"localllm: {error.message}" + (f"; {error.hint}" if error.hint else "")), file=sys.stderr)
+        with suppress(BrokenPipeError):
+            print(dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}}), flush=True)
     return error.exit_code

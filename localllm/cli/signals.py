@@ -22,22 +22,25 @@ def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def cancelling(cancel: Cancel) -> Iterator[None]:
-    """Set ``cancel`` on SIGINT and SIGTERM. A second Ctrl-C is no longer patient: it raises KeyboardInterrupt.
+    """Set ``cancel`` on SIGINT, SIGTERM and SIGHUP, except where they are ignored (nohup).
 
-    Where SIGTERM means to leave (``leave_on_termination``), that happens after the block.
+    Handlers must not raise here: an exception inside one of llama.cpp's callbacks would be swallowed. Where SIGTERM
+    or SIGHUP means to leave (``leave_on_termination``), that happens after the block.
     """
     received: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
         cancel.set()
         received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: handler for number in wanted if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if signal.SIGTERM in received and before[signal.SIGTERM] is _leave:
-        _leave(signal.SIGTERM, None)
+    if any(before[signal.Signals(number)] is _leave for number in received):
+        _leave(received[0], None)

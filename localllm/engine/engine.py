@@ -17,7 +17,7 @@ from localllm.engine.prompt import PromptEncoder
 from localllm.engine.template import ChatTemplate
 from localllm.engine.text import VISIBLE_CONTROLS, AnswerDecoder
 from localllm.engine.worker import wait_for_workers
-from localllm.errors import PromptTooLong
+from localllm.errors import DecodeError, PromptTooLong, UsageError
 from localllm.values import (
     MAX_SEED,
     Event,
@@ -48,6 +48,7 @@ class Engine:
         self.sampling = sampling or Sampling()
         self._decoder = decoder
         self._encoder = PromptEncoder(decoder.vocab, template)
+        self._turn: _Turn | None = None
         self._visible = {
             token.id: token.text.encode() for token in decoder.vocab.control_tokens if token.text in VISIBLE_CONTROLS
         }
@@ -81,7 +82,11 @@ class Engine:
                 f"the prompt has {len(prompt.ids):,} tokens, the context holds {self.info.n_ctx:,}",
                 "shorten it, or give a larger context if the model allows",
             )
-        turn = _Turn(prompt, sampling, AnswerDecoder((*sampling.stop, *prompt.stop), prompt.reasoning, hold_unopened))
+        if not prompt.ids:
+            raise UsageError("the prompt has no tokens", "write something; or the model's chat template is at fault")
+        turn = self._turn = _Turn(
+            prompt, sampling, AnswerDecoder((*sampling.stop, *prompt.stop), prompt.reasoning, hold_unopened)
+        )
         completed = yield from self._prefill(turn, cancel)
         reason = (yield from self._decode(turn, cancel)) if completed else cancel.reason or "interrupted"
         yield from turn.timed(turn.text.flush())
@@ -97,6 +102,7 @@ class Engine:
         turn.cached = turn.read_to = decoder.rewind(min(_common_prefix(decoder.tokens, ids), len(ids) - 1))
         for start, stop in slices(turn.cached, len(ids), decoder.slice_tokens):
             yield Progress(start, len(ids), turn.cached)
+            self._check_turn(turn)
             completed = decoder.feed(ids[start:stop], cancel)
             turn.read(stop if completed else start)
             if not completed:
@@ -114,6 +120,7 @@ class Engine:
                 if is_end(token):
                     return "stop"
                 yield from turn.take(token, self._piece(token))
+                self._check_turn(turn)
                 if turn.text.stopped:
                     return "stop"
                 if len(turn.ids) == turn.sampling.max_tokens:
@@ -125,11 +132,17 @@ class Engine:
         finally:
             sampler.close()
 
+    def _check_turn(self, turn: "_Turn") -> None:
+        """The KV cache belongs to the turn that began last; one that was left behind must not go on."""
+        if self._turn is not turn:
+            raise DecodeError("another turn has begun, or the engine was closed", "let one turn end before the next")
+
     def _piece(self, token: int) -> bytes:
         return self._visible.get(token) or self._decoder.vocab.piece(token)
 
     def close(self) -> None:
         """Free the model. The engine cannot be used afterwards."""
+        self._turn = None
         wait_for_workers()
         self._decoder.close()
 

@@ -8,7 +8,7 @@ import collections
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ _KV_TYPES: dict[KvType, int] = {
 }
 _SLICE_TOKENS = 512  # llama.cpp's default n_ubatch
 _PENALTY_LAST_N = 64  # llama.cpp's default
+_STRETCH_CHARS = 500_000  # on a stack of 512 MiB, 1.5 million equal characters pass and 2 million do not
 _LOG_LEVEL_ERROR = 4  # enum ggml_log_level
 _ABORTED = 2  # llama_decode's return value after the abort callback said so
 _GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
@@ -116,6 +117,7 @@ class LlamaDecoder:
         """Load the model. Raises ModelFileError, OutOfMemory, Cancelled."""
         self._cancelled: Callable[[], bool] = cancel or Cancel()
         self._model = _load_model(path, options, cancel or Cancel())
+        self.vocab = LlamaVocabulary(self._model)
         self._ctx: Any = None
         try:
             self._keep_alive = lib.ggml_abort_callback(lambda _: self._cancelled())
@@ -123,7 +125,6 @@ class LlamaDecoder:
         except BaseException:
             self.close()
             raise
-        self.vocab = LlamaVocabulary(self._model)
         self.n_ctx: int = lib.llama_n_ctx(self._ctx)
         self.slice_tokens: int = lib.llama_n_ubatch(self._ctx)
         self.tokens: list[int] = []
@@ -135,6 +136,7 @@ class LlamaDecoder:
 
     def feed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> bool:
         """Compute ``ids``; see the protocol. Raises DecodeError."""
+        self._check_open()
         if cancelled():
             return False
         count = len(ids)
@@ -153,6 +155,9 @@ class LlamaDecoder:
 
     def rewind(self, length: int) -> int:
         """Forget all but the first ``length`` tokens; see the protocol."""
+        self._check_open()
+        if lib.llama_memory_seq_pos_max(self._memory, 0) != len(self.tokens) - 1:
+            self._repair()  # an exception, such as KeyboardInterrupt, came between llama.cpp and our count
         if length < len(self.tokens):
             possible = length > 0 and self._can_rewind(length)
             kept = length if possible and lib.llama_memory_seq_rm(self._memory, 0, length, -1) else 0
@@ -160,6 +165,10 @@ class LlamaDecoder:
                 lib.llama_memory_clear(self._memory, True)
             del self.tokens[kept:]
         return len(self.tokens)
+
+    def _check_open(self) -> None:
+        if not self._ctx:
+            raise DecodeError("the model was closed", "open it again")
 
     def _can_rewind(self, length: int) -> bool:
         """Recurrent state cannot go back; a sliding window only while the cells it needs are still there."""
@@ -178,6 +187,7 @@ class LlamaDecoder:
 
     def sampler(self, sampling: Sampling, seed: int) -> Sampler:
         """A new sampler for one turn; greedy needs no chain."""
+        self._check_open()
         suppressed = self.vocab.suppressed
         if sampling.greedy and sampling.repeat_penalty == 1 and not suppressed:
             return _Greedy(self._ctx, self.vocab.n_tokens)
@@ -193,6 +203,7 @@ class LlamaDecoder:
             lib.llama_free(self._ctx)
         if self._model:
             lib.llama_model_free(self._model)
+            self.vocab.close()
         self._ctx = self._model = None
 
 
@@ -240,7 +251,16 @@ class LlamaVocabulary:
         return found
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of plain text: ``parse_special`` off, so no control token is read out of it."""
+        """Token ids of plain text: no control token is read out of it.
+
+        Text far beyond any context is cut into stretches, so that the memory and the recursion of llama.cpp's
+        pre-tokenizers stay bounded and a stop is noticed.
+        """
+        if not self._vocab:
+            raise DecodeError("the model was closed", "open it again")
+        return [id for stretch in _stretches(text) for id in self._tokenize(stretch)]
+
+    def _tokenize(self, text: str) -> list[int]:
         data = text.encode("utf-8", "replace")
         capacity = len(data) + 16
         while True:
@@ -253,6 +273,10 @@ class LlamaVocabulary:
     def is_end(self, token: int) -> bool:
         """True where this token ends the model's turn."""
         return bool(lib.llama_vocab_is_eog(self._vocab, token))
+
+    def close(self) -> None:
+        """Forget the vocabulary, which is freed with its model."""
+        self._vocab = None
 
     def _piece(self, token: int) -> bytes:
         size = 64
@@ -279,6 +303,18 @@ class LlamaVocabulary:
             bool(attributes & lib.LLAMA_TOKEN_ATTR_RSTRIP),
         )
         return ControlToken(id, text, *strips)
+
+
+def _stretches(text: str) -> Iterator[str]:
+    """``text`` in parts of at most a bounded length, cut behind a line break where there is one not far back."""
+    start = 0
+    while len(text) - start > _STRETCH_CHARS:
+        stop = start + _STRETCH_CHARS
+        line_break = text.rfind("\n", stop - 10_000, stop)
+        stop = line_break + 1 if line_break >= 0 else stop
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
 
 
 class _Greedy:

@@ -14,14 +14,15 @@ import bisect
 import dataclasses
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from localllm.cancel import Cancel
 from localllm.engine.decoder import ControlToken, Vocabulary
 from localllm.engine.template import ChatTemplate
 from localllm.engine.text import reasoning_at_end
 from localllm.engine.worker import run_in_worker
-from localllm.errors import TemplateError
+from localllm.errors import TemplateError, UsageError
 from localllm.values import Message, Prompt
 
 _RENDER_LIMIT_S = 10.0
@@ -42,22 +43,23 @@ class PromptEncoder:
         Raises TemplateError where the template fails, Cancelled where ``cancel`` was set.
         """
         begin_s = time.perf_counter()
-        marks = _unused_characters("".join(message.text + message.reasoning for message in messages))
-        guard, slot = next(marks), next(marks)
+        guard, slot = _unused_characters(message.text + message.reasoning for message in messages)
         kept = {f"{slot}{index}{slot}": m.token_ids for index, m in enumerate(messages) if m.token_ids}
+        slots = [f"{slot}{index}{slot}" if m.token_ids else None for index, m in enumerate(messages)]
 
-        def render() -> str:
-            contents = [
-                f"{slot}{index}{slot}" if m.token_ids else self._controls.broken(m.text, guard)
-                for index, m in enumerate(messages)
-            ]
-            reasonings = [self._controls.broken(m.reasoning, guard) for m in messages]
-            return self._template.render([m.role for m in messages], contents, reasonings)
+        def render(guarded: Callable[[str], str]) -> str:
+            contents = [kept_slot or guarded(m.text) for kept_slot, m in zip(slots, messages, strict=True)]
+            reasonings = [guarded(m.reasoning) for m in messages]
+            job = partial(self._template.render, [m.role for m in messages], contents, reasonings)
+            try:
+                return run_in_worker(job, cancel, _RENDER_LIMIT_S)
+            except TimeoutError as error:
+                raise TemplateError(f"the model's chat template {error}", "use another file of this model") from error
 
-        try:
-            rendered = run_in_worker(render, cancel, _RENDER_LIMIT_S)
-        except TimeoutError as error:
-            raise TemplateError(f"the model's chat template {error}", "use another file of this model") from error
+        rendered = render(lambda text: run_in_worker(lambda: self._controls.broken(text, guard), cancel))
+        if self._controls.found(rendered) != self._controls.found(render(lambda text: text and "x")):
+            # The text decides about control tokens, maybe since the template changes it: let no two characters touch.
+            rendered = render(lambda text: guard.join(text))
         pieces = re.split(f"({slot}[0-9]+{slot})", rendered)
         if any(slot in piece for piece in pieces if piece not in kept):  # it cut or changed what stands for an answer
             return self.encode([dataclasses.replace(message, token_ids=()) for message in messages], cancel)
@@ -120,6 +122,10 @@ class ControlTexts:
             text = guard.join(text[start:stop] for start, stop in bounds)
         return self._guard_ends(text, guard)
 
+    def found(self, text: str) -> list[int]:
+        """The ids of the control tokens that ``text`` spells, in order."""
+        return [token.id for _, _, token in self._matches(text)]
+
     def split(self, text: str) -> Iterator[ControlToken | str]:
         """Control tokens and the plain text between them, in order; empty text is left out."""
         position, strip_next = 0, False
@@ -178,6 +184,11 @@ def _could_begin(ordered: list[str], text: str, longest: int) -> bool:
     return False
 
 
-def _unused_characters(text: str) -> Iterator[str]:
-    """Noncharacters (Unicode 23.7: for internal use) and what follows them, as far as ``text`` lacks them."""
-    return (chr(code) for code in range(0xFDD0, 0x110000) if chr(code) not in text)
+def _unused_characters(texts: Iterable[str]) -> tuple[str, str]:
+    """Two noncharacters (Unicode 23.7: for internal use), or what follows them, that occur in none of ``texts``."""
+    used = set().union(*texts)
+    unused = (chr(code) for code in range(0xFDD0, 0x110000) if chr(code) not in used)
+    try:
+        return next(unused), next(unused)
+    except StopIteration:
+        raise UsageError("the text holds every character there is", "leave some out") from None

@@ -25,15 +25,22 @@ from localllm.values import Role
 _FILTERS = (
     *("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),
     *("items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "round"),
-    *("safe", "select", "selectattr", "sort", "string", "striptags", "sum", "title", "trim", "unique", "upper"),
+    *("safe", "select", "selectattr", "sort", "string", "striptags", "title", "trim", "unique", "upper"),
 )
+_HUGE_METHODS = ("encode", "expandtabs", "format", "format_map", "translate")  # the same, as methods of text
 MAX_SOURCE_CHARS = 1_000_000
 MAX_CHARS = 100_000_000  # in the output, and again in all values on the way to it
+
+_HINT = "use another file of this model"
 
 # A plain transcript: what a base model continues most naturally. The answer ends where a new turn would begin.
 FALLBACK = (
     "{% for message in messages %}"
-    "{{ {'user': 'User: ', 'assistant': 'Assistant: '}.get(message.role, '') ~ message.content ~ '\n\n' }}"
+    "{% if message.role == 'user' %}{{ 'User: ' ~ message.content }}"
+    "{% elif message.role == 'assistant' %}"
+    "{{ 'Assistant:' ~ (' ' if message.content[:1].isalnum() else '') ~ message.content }}"  # it begins with its space
+    "{% else %}{{ message.content }}{% endif %}"
+    "{{ '\n\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
@@ -104,7 +111,9 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _charge(self, function: Any, values: Sequence[Any]) -> None:
         self.spend(max((_factor(value) for value in values if isinstance(value, int | float)), default=0))
         text = getattr(function, "__self__", None)
-        if isinstance(text, str) and function.__name__ in ("replace", "join", "translate"):
+        if isinstance(text, str) and function.__name__ in _HUGE_METHODS:
+            raise jinja2.exceptions.SecurityError(f"it calls {function.__name__}")
+        if isinstance(text, str) and function.__name__ in ("replace", "join"):
             self.spend((1 + len(text)) * max(map(_size, values), default=1))
 
     def joined(self, parts: Sequence[Any]) -> str:
@@ -159,22 +168,11 @@ class ChatTemplate:
                 if not roles or roles[0] != "system":
                     raise
                 return self._rendered(_without_system(messages))
-        except (
-            jinja2.TemplateError,
-            ArithmeticError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise TemplateError(
-                f"the model's chat template fails: {reason}", "use another file of this model"
-            ) from error
         except (RecursionError, MemoryError) as error:
-            raise TemplateError(
-                "the model's chat template needs too much memory", "use another file of this model"
-            ) from error
+            raise TemplateError("the model's chat template needs too much memory", _HINT) from error
+        except Exception as error:  # a stranger's program: it can fail in any way that Python can
+            reason = " ".join(str(error).split())[:200]
+            raise TemplateError(f"the model's chat template fails: {reason}", _HINT) from error
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if len(self.source) > MAX_SOURCE_CHARS:

@@ -40,7 +40,7 @@ def reasoning_at_end(rendered: str, template_source: str) -> ReasoningStart:
 
 
 class StopStrings:
-    """Passes text on until one of ``stops`` appears; that one and all after it are dropped.
+    """Passes text on until one of ``stops`` is complete; that one and all after it are dropped.
 
     Text that may be the beginning of a stop string is held back until it is decided.
     """
@@ -55,10 +55,10 @@ class StopStrings:
         if self.stopped or not self.stops:
             return "" if self.stopped else text
         self._held += text
-        found = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            return self._release(min(found))
+            return self._release(min(found)[1])  # of the one that was complete first, however the text was cut
         return self._release(len(self._held) - _overlap(self._held, self.stops))
 
     def flush(self) -> str:
@@ -85,6 +85,7 @@ class ReasoningSplitter:
         self._closing = _TELLING
         self._skip_space = start == "open"
         self._held = ""
+        self._searched = 0  # so far there is no closing tag in what is held
         self.found = start == "open"  # True once there was a tag: what precedes the answer is not the answer
 
     def decode(self, text: str) -> Iterator[Reasoning | Text]:
@@ -138,7 +139,9 @@ class ReasoningSplitter:
             self._state = "held" if self._hold and not self.found else "answer"
 
     def _until_closed(self) -> Iterator[Reasoning | Text]:
-        found = [(at, tag) for tag in self._closing if (at := self._held.find(tag)) >= 0]
+        begin = max(0, self._searched - max(map(len, self._closing)))
+        found = [(at, tag) for tag in self._closing if (at := self._held.find(tag, begin)) >= 0]
+        self._searched = 0 if found or self._state == "reasoning" else len(self._held)
         if found:
             at, tag = min(found)
             if at:

@@ -161,7 +161,7 @@ class _ProgressLine:
 def stats_line(end: TurnEnd, n_ctx: int) -> str:
     """One line for people: how many tokens, how fast, in which phase."""
     stats = end.stats
-    parts = [f"{stats.output_tokens:,} tokens" + (" (all that --max-tokens allows)" if end.reason == "length" else "")]
+    parts = [f"{stats.output_tokens:,} tokens" + (" (--max-tokens)" if end.reason == "length" else "")]
     if stats.decode_tok_s is not None:
         parts.append(f"decode {stats.decode_tok_s:,.1f} tok/s")
     prefill = f"prefill {stats.read_tokens:,} tokens in {stats.prefill_s:.2f} s"
