@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from proofs import examples, sample_size
 
 from localllm.engine.text import (
     FRAMING,
@@ -43,20 +44,27 @@ def decoded(pieces, **options):
     return text, reasoning, decoder.stopped, decoder.result()
 
 
-@given(
-    tricky,
-    st.lists(st.integers(0, 6), max_size=60),
-    starts,
-    st.booleans(),
-    st.sampled_from([(), ("STOP",), ("STOP", "TO", "OP\n")]),
-)
-@example("<think>a</think>\n\nb", [1] * 30, "none", False, ())
-@example("  <think>a", [3] * 9, "none", True, ())
-def test_any_cutting_of_the_bytes_gives_the_same_text(text, sizes, start, hold, stops):
+@pytest.mark.proof("every-cut")
+def test_any_cutting_of_the_bytes_gives_the_same_text(record_property):
     """The one property that streaming must have."""
-    data = text.encode("utf-8", "surrogatepass")
-    options = {"start": start, "hold": hold, "stops": stops}
-    assert decoded(cuts(data, sizes), **options) == decoded([data], **options)
+
+    @examples(full=100_000, sample=400)
+    @given(
+        tricky,
+        st.lists(st.integers(0, 6), max_size=60),
+        starts,
+        st.booleans(),
+        st.sampled_from([(), ("STOP",), ("STOP", "TO", "OP\n")]),
+    )
+    @example("<think>a</think>\n\nb", [1] * 30, "none", False, ())
+    @example("  <think>a", [3] * 9, "none", True, ())
+    def holds(text, sizes, start, hold, stops):
+        data = text.encode("utf-8", "surrogatepass")
+        options = {"start": start, "hold": hold, "stops": stops}
+        assert decoded(cuts(data, sizes), **options) == decoded([data], **options)
+
+    holds()
+    record_property("cases", sample_size(full=100_000, sample=400))
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 4), max_size=30))
