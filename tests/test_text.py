@@ -58,6 +58,7 @@ def test_any_cutting_of_the_bytes_gives_the_same_text(record_property):
     )
     @example("<think>a</think>\n\nb", [1] * 30, "none", False, ())
     @example("  <think>a", [3] * 9, "none", True, ())
+    @example("STOP</think>", [3], "possible", True, ("STOP", "TO", "OP\n"))
     def holds(text, sizes, start, hold, stops):
         data = text.encode("utf-8", "surrogatepass")
         options = {"start": start, "hold": hold, "stops": stops}

@@ -46,20 +46,20 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.stops = tuple(stops)
+        self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
 
     def decode(self, text: str) -> str:
         """The text that is certain not to belong to a stop string."""
-        if self.stopped or not self.stops:
+        if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._held += text
-        found = [(at + len(stop), at) for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        found = _first_complete(self._held, self._stops)
         if found:
             self.stopped = True
-            return self._release(min(found)[1])  # of the one that was complete first, however the text was cut
-        return self._release(len(self._held) - _overlap(self._held, self.stops))
+            return self._release(found[1])
+        return self._release(len(self._held) - _overlap(self._held, self._stops))
 
     def flush(self) -> str:
         """What was held back, now that no more text comes."""
@@ -75,14 +75,15 @@ class ReasoningSplitter:
 
     An answer begins in one of two places: at an opening tag, or at once. Where the prompt has opened the block
     (``start`` "open") it begins inside. ``hold``: where ``start`` is "possible", keep everything back until a
-    closing tag or the end tells which it was, for readers to whom reasoning must not be shown even when the
-    model forgot to open the block.
+    closing tag, one of ``stops`` or the end tells which it was, for readers to whom reasoning must not be shown
+    even when the model forgot to open the block.
     """
 
-    def __init__(self, start: ReasoningStart = "none", hold: bool = False) -> None:
+    def __init__(self, start: ReasoningStart = "none", hold: bool = False, stops: Sequence[str] = ()) -> None:
         self._state: Literal["begin", "reasoning", "held", "answer"] = "reasoning" if start == "open" else "begin"
         self._hold = hold and start == "possible"
         self._closing = _TELLING
+        self._stops = tuple(stops)
         self._skip_space = start == "open"
         self._held = ""
         self._searched = 0  # so far there is no closing tag in what is held
@@ -103,16 +104,6 @@ class ReasoningSplitter:
             yield Reasoning(held)
         elif held and not (self._skip_space and not held.strip()):
             yield Text(held)
-
-    @property
-    def undecided(self) -> str:
-        """What is kept back because it may be reasoning or answer."""
-        return self._held if self._state == "held" else ""
-
-    def decide_for_answer(self) -> Iterator[Reasoning | Text]:
-        """Give out what is kept back, as answer."""
-        self._state = "answer"
-        yield from self._step()
 
     def _step(self) -> Iterator[Reasoning | Text]:
         if self._skip_space:
@@ -139,20 +130,24 @@ class ReasoningSplitter:
             self._state = "held" if self._hold and not self.found else "answer"
 
     def _until_closed(self) -> Iterator[Reasoning | Text]:
-        begin = max(0, self._searched - max(map(len, self._closing)))
-        found = [(at, tag) for tag in self._closing if (at := self._held.find(tag, begin)) >= 0]
-        self._searched = 0 if found or self._state == "reasoning" else len(self._held)
-        if found:
-            at, tag = min(found)
-            if at:
-                yield Reasoning(self._take(at))
-            self._take(len(tag))
+        closed = _first_complete(self._held, self._closing, self._searched)
+        stopped = _first_complete(self._held, self._stops, self._searched) if self._state == "held" else None
+        self._searched = 0
+        if stopped and (closed is None or stopped < closed):
+            self._state = "answer"
+        elif closed:
+            stop, start = closed
+            if start:
+                yield Reasoning(self._take(start))
+            self._take(stop - start)
             self._state = "begin"
             self._skip_space = self.found = True
         elif self._state == "reasoning":
             certain = len(self._held) - _overlap(self._held, self._closing)
             if certain:
                 yield Reasoning(self._take(certain))
+        else:
+            self._searched = len(self._held)
 
     def _take(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
@@ -167,7 +162,7 @@ class AnswerDecoder:
 
     def __init__(self, stops: Sequence[str] = (), start: ReasoningStart = "none", hold: bool = False) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._splitter = ReasoningSplitter(start, hold)
+        self._splitter = ReasoningSplitter(start, hold, stops)
         self._start = start
         self._stops = StopStrings(stops)
         self._text: list[str] = []
@@ -197,8 +192,6 @@ class AnswerDecoder:
         text = self._utf8.decode(data)
         if text:
             yield from self._stopping(self._splitter.decode(text))
-            if any(stop in self._splitter.undecided for stop in self._stops.stops):
-                yield from self._stopping(self._splitter.decide_for_answer())
 
     def flush(self) -> Iterator[Reasoning | Text]:
         """Events for what was held back; the answer ends here."""
@@ -215,6 +208,15 @@ class AnswerDecoder:
         if piece.text:
             (self._text if isinstance(piece, Text) else self._reasoning).append(piece.text)
             yield piece
+
+
+def _first_complete(text: str, targets: Sequence[str], searched: int = 0) -> tuple[int, int] | None:
+    """(end, start) of the target that is complete first in ``text``, which does not depend on how it was cut.
+
+    No target ends within the first ``searched`` characters: that was looked at before.
+    """
+    begin = max(0, searched - max(map(len, targets), default=0))
+    return min(((at + len(t), at) for t in targets if (at := text.find(t, begin)) >= 0), default=None)
 
 
 def _overlap(text: str, targets: Sequence[str]) -> int:
