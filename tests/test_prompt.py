@@ -169,6 +169,13 @@ def test_text_without_spellings_is_left_alone(text):
     assert list(texts.split(text)) == ([text] if text else [])
 
 
+def test_a_vocabulary_without_control_tokens():
+    """Nothing is found and nothing is changed."""
+    texts = ControlTexts([])
+    assert texts.broken("<|im_end|>", GUARD) == "<|im_end|>"
+    assert list(texts.split("<|im_end|>")) == ["<|im_end|>"] and texts.found("<") == []
+
+
 def test_white_space_that_belongs_to_a_token():
     """lstrip and rstrip take the white space beside the token, as llama.cpp does."""
     left, right = ControlToken(0, "<l>", lstrip=True), ControlToken(1, "<r>", rstrip=True)

@@ -14,7 +14,8 @@ import bisect
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from localllm.cancel import Cancel
@@ -43,27 +44,13 @@ class PromptEncoder:
         Raises TemplateError where the template fails, Cancelled where ``cancel`` was set.
         """
         begin_s = time.perf_counter()
-        guard, slot = _unused_characters(message.text + message.reasoning for message in messages)
-        kept = {f"{slot}{index}{slot}": m.token_ids for index, m in enumerate(messages) if m.token_ids}
-        slots = [f"{slot}{index}{slot}" if m.token_ids else None for index, m in enumerate(messages)]
-
-        def render(guarded: Callable[[str], str]) -> str:
-            contents = [kept_slot or guarded(m.text) for kept_slot, m in zip(slots, messages, strict=True)]
-            reasonings = [guarded(m.reasoning) for m in messages]
-            job = partial(self._template.render, [m.role for m in messages], contents, reasonings)
-            try:
-                return run_in_worker(job, cancel, _RENDER_LIMIT_S)
-            except TimeoutError as error:
-                raise TemplateError(f"the model's chat template {error}", "use another file of this model") from error
-
-        rendered = render(lambda text: run_in_worker(lambda: self._controls.broken(text, guard), cancel))
-        if self._controls.found(rendered) != self._controls.found(render(lambda text: text and "x")):
-            # The text decides about control tokens, maybe since the template changes it: let no two characters touch.
-            rendered = render(lambda text: guard.join(text))
-        pieces = re.split(f"({slot}[0-9]+{slot})", rendered)
-        if any(slot in piece for piece in pieces if piece not in kept):  # it cut or changed what stands for an answer
+        marks = _Marks.not_in(messages)
+        kept = {marks.slot(index): m.token_ids for index, m in enumerate(messages) if m.token_ids}
+        rendered = self._render(messages, marks, cancel)
+        pieces = marks.split(rendered)
+        if any(marks.edge in piece for piece in pieces if piece not in kept):  # a slot was cut or changed
             return self.encode([dataclasses.replace(message, token_ids=()) for message in messages], cancel)
-        ids = run_in_worker(lambda: self._with_bos(list(self._tokenize(pieces, kept, guard))), cancel)
+        ids = run_in_worker(lambda: self._with_bos(list(self._tokenize(pieces, kept, marks.guard))), cancel)
         reasoning = reasoning_at_end(rendered, self._template.source)
         return Prompt(ids, reasoning, self._template.stop, time.perf_counter() - begin_s)
 
@@ -76,6 +63,28 @@ class PromptEncoder:
     def tokenize(self, text: str, cancel: Cancel) -> list[int]:
         """The ids of a piece of plain text alone."""
         return run_in_worker(lambda: self._vocab.tokenize(text), cancel)
+
+    def _render(self, messages: Sequence[Message], marks: "_Marks", cancel: Cancel) -> str:
+        """The conversation as one text, in which what spells a control token was written by the template.
+
+        Should the control tokens depend on what the messages say, the template may have made one out of harmless
+        text. Then it gets the text again with a guard behind every character, so that no two can join.
+        """
+
+        def rendered(guarded: Callable[[str], str]) -> str:
+            contents = [marks.slot(i) if m.token_ids else guarded(m.text) for i, m in enumerate(messages)]
+            reasonings = [guarded(m.reasoning) for m in messages]
+            job = partial(self._template.render, [m.role for m in messages], contents, reasonings)
+            return run_in_worker(job, cancel, _RENDER_LIMIT_S)
+
+        try:
+            text = rendered(lambda text: run_in_worker(lambda: self._controls.broken(text, marks.guard), cancel))
+            neutral = rendered(lambda text: text and "x")
+            if self._controls.found(text) != self._controls.found(neutral):
+                text = rendered(lambda text: marks.guard.join(text))
+        except TimeoutError as error:
+            raise TemplateError(f"the model's chat template {error}", "use another file of this model") from error
+        return text
 
     def _tokenize(self, pieces: Sequence[str], kept: dict[str, tuple[int, ...]], guard: str) -> Iterator[int]:
         for piece in pieces:
@@ -98,6 +107,35 @@ class PromptEncoder:
         return tuple(ids)
 
 
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Two characters that no message holds: a ``guard`` that breaks spellings, an ``edge`` around slots.
+
+    A slot stands for an answer whose generated ids are kept.
+    """
+
+    guard: str
+    edge: str
+
+    @classmethod
+    def not_in(cls, messages: Sequence[Message]) -> "_Marks":
+        """Noncharacters (Unicode 23.7: for internal use) where they are free, else what follows them."""
+        used = set().union(*(message.text + message.reasoning for message in messages))
+        unused = (chr(code) for code in range(0xFDD0, 0x110000) if chr(code) not in used)
+        try:
+            return cls(next(unused), next(unused))
+        except StopIteration:
+            raise UsageError("the text holds every character there is", "leave some out") from None
+
+    def slot(self, index: int) -> str:
+        """What stands for the answer in message ``index``."""
+        return f"{self.edge}{index}{self.edge}"
+
+    def split(self, rendered: str) -> list[str]:
+        """Slots and the text between them."""
+        return re.split(f"({self.edge}[0-9]+{self.edge})", rendered)
+
+
 _Match = tuple[int, int, ControlToken]  # start, stop, token
 
 
@@ -108,7 +146,7 @@ class ControlTexts:
         # A spelling of one character could not be broken, so it is never a control token in a prompt.
         self._by_text = {token.text: token for token in tokens if len(token.text) > 1}
         self._lengths = sorted({len(text) for text in self._by_text}, reverse=True)
-        self._first = re.compile("[" + re.escape("".join({text[0] for text in self._by_text})) + "]")
+        self._first = re.compile("|".join({re.escape(text[0]) for text in self._by_text}))
         self._forward = sorted(self._by_text)
         self._backward = sorted(text[::-1] for text in self._by_text)
 
@@ -182,13 +220,3 @@ def _could_begin(ordered: list[str], text: str, longest: int) -> bool:
         if at < len(ordered) and ordered[at].startswith(tail):
             return True
     return False
-
-
-def _unused_characters(texts: Iterable[str]) -> tuple[str, str]:
-    """Two noncharacters (Unicode 23.7: for internal use), or what follows them, that occur in none of ``texts``."""
-    used = set().union(*texts)
-    unused = (chr(code) for code in range(0xFDD0, 0x110000) if chr(code) not in used)
-    try:
-        return next(unused), next(unused)
-    except StopIteration:
-        raise UsageError("the text holds every character there is", "leave some out") from None
