@@ -186,6 +186,21 @@ def test_a_pasted_text_of_many_lines_is_one_message(terminal):
 
 
 @pytest.mark.model
+def test_history_is_searched(terminal):
+    """Ctrl-R finds what was asked in an earlier session; Enter takes it, a second Enter sends it."""
+    first = terminal("--max-tokens", "2")
+    first.asks("Name three colours.")
+    second = terminal("--max-tokens", "2")
+    second.ready()
+    second.types("\x12three")
+    second.sees("I-search backward: three")
+    second.types("\r")
+    time.sleep(0.5)
+    second.types("\r")
+    assert "prefill 34 tokens" in second.sees(STATUS)
+
+
+@pytest.mark.model
 def test_multi_line_input(terminal):
     """A backslash at the end, Ctrl-J and Alt-Enter begin a new line; Enter sends."""
     chat = terminal("--max-tokens", "2")
@@ -398,6 +413,14 @@ def test_a_model_that_cannot_be_loaded_leaves_the_old_one(error):
 
 def test_there_is_no_chat_without_a_terminal(home):
     """In a pipe it is told what to use instead, before anything is loaded."""
-    result = subprocess.run([PROGRAM], input="hi", capture_output=True, text=True, env=os.environ)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("localllm: chat needs a terminal") and result.stderr.count("\n") == 1
+    for arguments in ([], ["-m", "smollm2-135m"], ["chat"]):  # without a command, options are those of chat
+        result = subprocess.run([PROGRAM, *arguments], input="hi", capture_output=True, text=True, env=os.environ)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith("localllm: chat needs a terminal") and result.stderr.count("\n") == 1
+
+
+def test_a_prompt_without_a_command_is_told_where_it_belongs(home):
+    """``localllm "hello"`` is no command; the message says what is."""
+    result = subprocess.run([PROGRAM, "hello there"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert result.returncode == 2
+    assert "No such command 'hello there'" in result.stderr and 'localllm ask "…"' in result.stderr
