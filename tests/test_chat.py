@@ -32,7 +32,7 @@ class Terminal:
     def __init__(self, *arguments, columns=100):
         self.child = pexpect.spawn(
             PROGRAM,
-            ["chat", *arguments],
+            ["chat", "--seed", "1", *arguments],
             dimensions=(30, columns),
             timeout=30,
             encoding="utf-8",
