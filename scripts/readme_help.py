@@ -12,7 +12,7 @@ from pathlib import Path
 
 import localllm
 from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError
-from localllm.terminal.commands import COMMANDS, KEYS_HELP
+from localllm.terminal.commands import help_text
 
 WIDTH = 100
 ANSWERS = {
@@ -34,11 +34,7 @@ def usage(*command: str) -> str:
 
 def slash_commands() -> str:
     """The commands and keys of a chat, as ``/help`` shows them."""
-    names = [", ".join(f"/{name}" for name in (command.name, *command.aliases)) for command in COMMANDS]
-    uses = [f"{name} {command.argument}".rstrip() for name, command in zip(names, COMMANDS, strict=True)]
-    width = max(map(len, uses))
-    lines = [f"{use:{width}}  {command.help}" for use, command in zip(uses, COMMANDS, strict=True)]
-    return _block("text", "\n".join([*lines, "", KEYS_HELP]))
+    return _block("text", help_text())
 
 
 def exit_codes() -> str:

@@ -38,6 +38,11 @@ def _help(_: Context, argument: str) -> str:
     if argument:
         command = find(argument.removeprefix("/"))
         return f"/{command.name} {command.argument}".rstrip() + f": {command.help}"
+    return help_text()
+
+
+def help_text() -> str:
+    """All commands and keys, as ``/help`` shows them."""
     width = max(len(_usage(command)) for command in COMMANDS)
     lines = [f"{_usage(command):{width}}  {command.help}" for command in COMMANDS]
     return "\n".join([*lines, "", KEYS_HELP])
