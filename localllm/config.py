@@ -31,6 +31,11 @@ def default_model() -> str:
     return os.environ.get("LOCALLLM_MODEL") or DEFAULT_MODEL
 
 
+def config_dir() -> Path:
+    """What a user writes: a catalog of their own ($XDG_CONFIG_HOME/localllm)."""
+    return _xdg("XDG_CONFIG_HOME", ".config")
+
+
 def cache_dir() -> Path:
     """Files that can be fetched or computed again ($XDG_CACHE_HOME/localllm)."""
     return _xdg("XDG_CACHE_HOME", ".cache")

