@@ -5,14 +5,17 @@ The one place that knows catalog, store, header check, memory and runtime togeth
 """
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localllm import config
 from localllm.cancel import Cancel
 from localllm.config import Settings, default_model
 from localllm.errors import UsageError
-from localllm.models.catalog import load_catalog
+from localllm.models.catalog import full_catalog
 from localllm.models.gguf import ModelShape, read_header
 from localllm.models.store import Download, LocalModel, resolve
 from localllm.values import ContextReason, ModelInfo, Sampling
@@ -20,8 +23,41 @@ from localllm.values import ContextReason, ModelInfo, Sampling
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.llama import Device, LoadOptions
+    from localllm.engine.placement import Fit
 
-_COMPUTE_BYTES = 512 * 2**20  # kept free on a GPU for compute buffers and its own runtime
+_GPU_BACKENDS = ("cuda", "hip", "metal", "sycl", "vulkan")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The memory of this machine, in bytes, whatever else uses it at the moment."""
+
+    gpu_bytes: int
+    ram_bytes: int
+
+    def fit(self, file_bytes: int) -> "Fit":
+        """Where a model of this size can run here."""
+        from localllm.engine import placement
+
+        return placement.fit(file_bytes, self.gpu_bytes, self.ram_bytes)
+
+
+def capacity() -> Capacity:
+    """What this machine has. GPUs count where llama.cpp is built for them. Loads no library that runs models."""
+    from localllm.ceiling.gpus import gpus
+    from localllm.ceiling.measure import total_memory_bytes
+
+    found = gpus() if _built_for_gpus() else []
+    shared_bytes = sum(gpu.memory_bytes for gpu in found if gpu.shared)  # on a Mac they are part of the machine's
+    return Capacity(sum(gpu.memory_bytes for gpu in found), total_memory_bytes() - shared_bytes)
+
+
+def _built_for_gpus() -> bool:
+    """Whether the installed llama.cpp has a backend for GPUs; told by its files, as loading it takes 0.1 s."""
+    spec = importlib.util.find_spec("llama_cpp")
+    folders = spec.submodule_search_locations if spec else None
+    names = [path.name for folder in folders or () for path in Path(folder).glob("lib/*ggml-*")]
+    return any(backend in name for name in names for backend in _GPU_BACKENDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +78,7 @@ def locate(
     Raises ModelNotFound, ModelFileError, CatalogError, DownloadError, Cancelled.
     """
     cancel = cancel or Cancel()
-    model = resolve(reference or default_model(), load_catalog(), on_download, cancel)
+    model = resolve(reference or default_model(), full_catalog(), on_download, cancel)
     cancel.check()
     return Located(model, read_header(model.path))  # refuses what would take llama.cpp down
 
@@ -55,6 +91,7 @@ def open_engine(
 ) -> "Engine":
     """Load a model, by catalog name or path or as it was located. A name that is None means the default.
 
+    A file that no checksum of the catalog vouches for is tried in a child process before its first use.
     Raises what ``locate`` raises, and OutOfMemory.
     """
     settings, cancel = settings or Settings(), cancel or Cancel()
@@ -67,6 +104,11 @@ def open_engine(
     from localllm.engine.template import ChatTemplate
 
     options, reason = load_options(shape, settings, devices(), available_memory_bytes())
+    if not model.verified:
+        from localllm.engine.probe import try_out
+
+        first_use = Download(model.name, model.place, "try", 0, None)
+        try_out(model.files, options, config.cache_dir() / "tried", cancel, lambda: on_download(first_use))
     decoder = LlamaDecoder(model.path, options, cancel)
     vocab = decoder.vocab
     bos, eos = (token.text if token else "" for token in (vocab.bos, vocab.eos))
@@ -111,7 +153,7 @@ def load_options(
         shape.output_bytes or shape.token_embd_bytes,
         kv_bytes * n_ctx // shape.n_layers,
         gpu_bytes,
-        _COMPUTE_BYTES * len(gpus),
+        placement.COMPUTE_BYTES * len(gpus),
     )
     if settings.gpu_layers is not None:
         layers = min(settings.gpu_layers, shape.n_layers + 1) if gpus else 0

@@ -42,8 +42,6 @@ def exit_codes() -> str:
     rows = [(code, "finish_reason", reason, ANSWERS[reason]) for reason, code in EXIT_CODES.items()]
     errors: list[type[LocalLLMError]] = [LocalLLMError, *_descendants(LocalLLMError)]
     for error in errors:
-        if error.__name__ == "Unavailable":  # only its kinds are raised
-            continue
         known_by = ["timeout", "interrupted"] if error is Cancelled else [error.code]  # only instances of it have one
         for code in known_by:
             meaning = (error.__doc__ or "").partition("\n")[0]

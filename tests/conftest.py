@@ -6,10 +6,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import hypothesis
 import pytest
+from servers import Site, serving
 
 from localllm import Settings, config, open_engine
 from localllm.models.catalog import load_catalog
@@ -75,3 +78,54 @@ def home(tmp_path, monkeypatch) -> Path:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for our own models, and no index or hub but those that a test starts."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "HF_", "HUGGINGFACE"))]:
+        monkeypatch.delenv(name)
+    nowhere = "http://127.0.0.1:9"  # the discard port: nobody listens
+    for name, value in {
+        "HOME": str(tmp_path / "home"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": f"{nowhere}/simple/",
+        "PIP_RETRIES": "0",
+        "PIP_RESUME_RETRIES": "0",
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": nowhere,
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "cache" / "localllm" / "models"
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator["Serve"]:
+    """Starts sites, and makes pip and the hub's library use them."""
+    with ExitStack() as running:
+        yield Serve(running, monkeypatch)
+
+
+class Serve:
+    def __init__(self, running: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._running = running
+        self._monkeypatch = monkeypatch
+
+    def index(self, site: Site) -> Site:
+        self._running.enter_context(serving(site))
+        self._monkeypatch.setenv("PIP_INDEX_URL", f"{site.url}/simple/")
+        return site
+
+    def hub(self, site: Site) -> Site:
+        self._running.enter_context(serving(site))
+        self._monkeypatch.setenv("HF_ENDPOINT", site.url)
+        return site
+
+
+def as_a_user(*command: str) -> list[str]:
+    """The command without root's right to read and write everything, if it is root who runs the tests."""
+    return ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command] if os.getuid() == 0 else [*command]

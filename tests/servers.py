@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import json
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -136,5 +137,7 @@ def package_index(files: dict[str, bytes]) -> Site:
 
 
 def hub(files: dict[str, bytes]) -> Site:
-    """A hub with one repository, user/repo, at one commit."""
-    return Site({f"/user/repo/resolve/main/{name}": data for name, data in files.items()}, {"X-Repo-Commit": COMMIT})
+    """A hub with one repository, user/repo, at one commit; it tells which files there are."""
+    about = {"id": "user/repo", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+    pages = {f"/user/repo/resolve/main/{name}": data for name, data in files.items()}
+    return Site(pages | {"/api/models/user/repo": json.dumps(about).encode()}, {"X-Repo-Commit": COMMIT})

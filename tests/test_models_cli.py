@@ -1,15 +1,18 @@
-"""``localllm list`` and ``localllm pull``, run as a program, and how a download looks."""
+"""``localllm list``, ``show``, ``pull`` and ``rm``, run as a program, and how a download looks."""
 
+import fcntl
 import json
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gguf_files import tiny
+from gguf_files import text, tiny
 from servers import COMMIT, Site, serving
 
 from localllm.models.catalog import HubSource, load_catalog
@@ -67,27 +70,163 @@ def test_pull_without_a_network(environment: dict[str, str]) -> None:
 
 
 def test_list_tells_what_is_here(environment: dict[str, str]) -> None:
-    """A table of all models without colours; what was pulled is marked, with its true size."""
+    """A table of all models without colours; what was pulled comes first, marked, with its true size."""
     before = _run(environment, "list").stdout.splitlines()
     assert len(before) == 1 + len(load_catalog())
-    assert before[0].split() == ["NAME", "HERE", "SIZE", "QUANT", "LICENCE", "DRAFT", "DESCRIPTION"]
-    assert not [line for line in before[1:] if line.split()[1] == "yes"]
+    assert before[0].split() == ["NAME", "SIZE", "QUANT", "HERE", "FITS", "DRAFT", "FROM"]
+    assert not [line for line in before[1:] if " yes " in line]
     assert not [line for line in before if line != line.rstrip() or "\x1b" in line]
+    (target,) = [line for line in before if line.startswith("qwen2.5-coder-7b ")]
+    assert target.split()[3:] == ["Q4_K_M", "ram", SPEC.name, "hub:", "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF"]
     _run(environment, "pull", SPEC.name)
-    (here,) = [line for line in _run(environment, "ls").stdout.splitlines()[1:] if line.split()[1] == "yes"]
-    assert here.split()[:6] == [SPEC.name, "yes", f"{len(MODEL) / 1e3:.0f}", "kB", "Q4_K_M", SPEC.licence]
+    after = _run(environment, "ls").stdout.splitlines()
+    assert after[1].split() == [
+        *(SPEC.name, f"{len(MODEL) / 1e3:.0f}", "kB", "Q4_K_M", "yes", "ram", "Hugging", "Face", "cache")
+    ]
+    assert len(after) == len(before)
+    assert not [line for line in after[2:] if " yes " in line]
+
+
+def test_list_can_be_narrowed_down(environment: dict[str, str]) -> None:
+    """A text leaves the names that contain it, in any case; one that none contains leaves the heading."""
+    names = [line.split()[0] for line in _run(environment, "list", "Coder-7").stdout.splitlines()]
+    assert names == ["NAME", "qwen2.5-coder-7b"]
+    assert len(_run(environment, "list", "no such").stdout.splitlines()) == 1
 
 
 def test_list_as_json(environment: dict[str, str]) -> None:
     """One object for each model; the path is null until it is here."""
     _run(environment, "pull", SPEC.name)
     objects = json.loads(_run(environment, "list", "--json").stdout)
-    assert [entry["name"] for entry in objects] == list(load_catalog())
+    assert {entry["name"] for entry in objects} == set(load_catalog())
     here = [entry for entry in objects if entry["path"]]
-    assert [entry["name"] for entry in here] == [SPEC.name]
+    assert here == objects[:1]
+    assert here[0]["name"] == SPEC.name
     assert Path(here[0]["path"]).read_bytes() == MODEL
-    assert here[0]["file_bytes"] == len(MODEL)
-    assert objects[0]["thinking"] is False
+    assert here[0]["files"] == [here[0]["path"]]
+    assert (here[0]["file_bytes"], here[0]["fits"]) == (len(MODEL), "ram")
+    assert here[0]["thinking"] is False
+
+
+def test_models_of_other_programs_are_listed_and_used_by_name(environment: dict[str, str]) -> None:
+    """What LM Studio, Ollama, llama.cpp and the hub's cache hold is listed with its owner, found, and not removed."""
+    home = Path(environment["HOME"])
+    digest = "ab" * 32
+    manifest = {"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"}]}
+    files = {
+        ".lmstudio/models/studio/Tiny-GGUF/Tiny-Q8_0.gguf": MODEL,
+        ".ollama/models/manifests/registry.ollama.ai/library/tiny/1b": json.dumps(manifest).encode(),
+        f".ollama/models/blobs/sha256-{digest}": MODEL,
+        ".cache/llama.cpp/old-Q4_0.gguf": MODEL,
+        f".cache/huggingface/hub/models--user--repo/snapshots/{COMMIT}/Tiny-Q4_K_M.gguf": MODEL,
+    }
+    for name, content in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(content)
+    listed = {entry["name"]: entry for entry in json.loads(_run(environment, "list", "--json").stdout) if entry["path"]}
+    assert {name: entry["from"] for name, entry in listed.items()} == {
+        "studio/Tiny-GGUF:Q8_0": "LM Studio",
+        "tiny:1b": "Ollama",
+        "old-Q4_0": "llama.cpp",
+        "user/repo:Q4_K_M": "Hugging Face cache",
+    }
+    for name, entry in listed.items():
+        shown = json.loads(_run(environment, "show", "--json", name).stdout)
+        assert shown["model"]["path"] == entry["path"]
+        assert shown["shape"]["architecture"] == "llama"
+        removed = _run(environment, "rm", name)
+        assert (removed.returncode, removed.stdout) == (2, "")
+        assert "another program" in removed.stderr or "belongs to" in removed.stderr
+        assert Path(entry["path"]).read_bytes() == MODEL
+
+
+def test_show_tells_all_that_is_known(environment: dict[str, str]) -> None:
+    """Place, licence, shape, header and template of a model that is here; what the catalog knows of one that is not."""
+    absent = _run(environment, "show", SPEC.name)
+    assert absent.returncode == 0
+    assert "shape" not in absent.stdout
+    assert f"hub: {SPEC.sources[0].repository}" in absent.stdout  # type: ignore[union-attr]
+    path = _run(environment, "pull", SPEC.name).stdout.strip()
+    text = _run(environment, "show", SPEC.name).stdout
+    for words in (path, SPEC.licence, SPEC.description, "context_length", "Tiny", "{{ messages }}", "48 items"):
+        assert words in text
+    facts = json.loads(_run(environment, "show", "--json", SPEC.name).stdout)
+    assert facts["shape"]["layers"] == 2
+    assert facts["header"]["llama.embedding_length"] == 64
+    assert facts["chat_template"] == "{{ messages }}"
+
+
+def test_show_is_harmless_for_a_terminal(environment: dict[str, str], tmp_path: Path) -> None:
+    """Escape sequences in a header or a template do not come through."""
+    evil = tiny()
+    evil.metadata |= {
+        "general.name": text("\x1b]0;title\x07"),
+        "general.\x1b[31mkey": text("a\nb\x9b2J"),
+        "tokenizer.chat_template": text("\x1b[2J{{ messages }}\u202e"),
+    }
+    shown = _run(environment, "show", str(evil.write(tmp_path / "evil.gguf")))
+    assert shown.returncode == 0
+    assert not set("\x1b\x07\x9b\u202e") & set(shown.stdout)
+
+
+@pytest.mark.parametrize("command", ["show", "rm"])
+def test_a_model_that_is_not_there(environment: dict[str, str], command: str) -> None:
+    """One line, with what to do, and the exit code for a model that is not there."""
+    for reference, hint in (("no-such", "localllm list"), ("a/b", "localllm pull a/b"), ("./x.gguf", "check the path")):
+        finished = _run(environment, command, reference)
+        assert (finished.returncode, finished.stdout) == (4, "")
+        assert hint in finished.stderr
+        assert finished.stderr.count("\n") == 1
+
+
+def test_rm_frees_what_pull_has_fetched(environment: dict[str, str]) -> None:
+    """It says how much, the model is gone from the list, and a pull brings it back; a file of one's own stays."""
+    path = Path(_run(environment, "pull", SPEC.name).stdout.strip())
+    removed = _run(environment, "rm", SPEC.name)
+    assert (removed.returncode, removed.stderr) == (0, "")
+    assert removed.stdout == f"{SPEC.name}: {len(MODEL) / 1e3:.0f} kB freed\n"
+    assert not path.exists()
+    assert Path(_run(environment, "pull", SPEC.name).stdout.strip()).read_bytes() == MODEL
+    own = Path(environment["HOME"]) / "own.gguf"
+    own.write_bytes(MODEL)
+    refused = _run(environment, "rm", str(own))
+    assert (refused.returncode, own.read_bytes()) == (2, MODEL)
+    assert "delete it yourself" in refused.stderr
+
+
+def test_a_catalog_of_ones_own(environment: dict[str, str]) -> None:
+    """An entry in the config folder is listed, shown and used like a shipped one; a mistake is told with its line."""
+    home = Path(environment["HOME"])
+    (home / "own.gguf").write_bytes(MODEL)
+    catalog = home / ".config" / "localllm" / "models.yaml"
+    catalog.parent.mkdir(parents=True)
+    catalog.write_text("mine:\n  description: Own\n  licence: mit\n  sources:\n    - {path: ~/own.gguf}\n")
+    assert _run(environment, "list", "mine").stdout.splitlines()[1].split()[0] == "mine"
+    assert json.loads(_run(environment, "show", "--json", "mine").stdout)["model"]["path"] == str(home / "own.gguf")
+    assert _run(environment, "pull", "mine").stdout.strip() == str(home / "own.gguf")
+    assert _run(environment, "rm", "mine").returncode == 2
+    catalog.write_text("mine:\n  description: Own\n  licens: mit\n")
+    for arguments in (("list",), ("pull", "mine"), ("ask", "-m", "mine", "hi")):
+        broken = _run(environment, *arguments)
+        assert (broken.returncode, broken.stdout) == (4, "")
+        assert broken.stderr == f"localllm: {catalog}, line 3: unknown key 'licens'; did you mean 'licence'?\n"
+
+
+def test_a_narrow_terminal_gets_no_broken_lines(environment: dict[str, str]) -> None:
+    """In a terminal no line is wider than the window; in a pipe nothing is cut."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    kept = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen([*PROGRAM, "list"], env=kept, stdout=theirs, stderr=subprocess.PIPE):
+        os.close(theirs)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+    os.close(ours)
+    lines = shown.decode().splitlines()
+    assert len(lines) == 1 + len(load_catalog())
+    assert max(map(len, lines)) == 60
+    assert not [line for line in _run(environment, "list").stdout.splitlines() if "…" in line]
 
 
 def test_list_loads_nothing_heavy(environment: dict[str, str]) -> None:

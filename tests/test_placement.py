@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from localllm import Settings
 from localllm.app import load_options
-from localllm.engine.placement import DEFAULT_CTX, MIN_CTX, context_tokens, gpu_layers
+from localllm.engine.placement import DEFAULT_CTX, MIN_CTX, context_tokens, fit, gpu_layers
 from localllm.engine.threads import default_threads
 from localllm.errors import UsageError
 
@@ -60,6 +60,56 @@ def test_what_is_placed_fits_and_nothing_more_would(layers, output, kv, free, re
     order = [output, *(weights + kv for weights in reversed(layers))]
     assert count == 0 or sum(order[:count]) + reserve <= free
     assert count == len(order) or sum(order[: count + 1]) + reserve > free
+
+
+@pytest.mark.parametrize(
+    ("file_gib", "gpu_gib", "ram_gib", "expected"),
+    [
+        (4.9, 24, 64, "gpu"),
+        (4.9, 6, 16, "gpu"),  # 8B at 4 bits on a card of 6 GB
+        (4.9, 5, 16, "gpu+ram"),
+        (18.5, 24, 64, "gpu"),  # 32B at 4 bits on a card of 24 GB
+        (23, 24, 64, "gpu"),  # exactly, with half a GiB of cache and half a GiB of buffers
+        (23.01, 24, 64, "gpu+ram"),
+        (40, 24, 32, "gpu+ram"),
+        (40, 24, 16, "no"),
+        (4.9, 0, 8, "ram"),
+        (4.9, 0.5, 8, "ram"),  # what an integrated GPU calls its own holds nothing
+        (4.9, 0, 4, "no"),
+        (5.4, 0, 8, "ram"),  # a fifth of 8 GiB is left to the system
+        (5.5, 0, 8, "no"),
+        (0.1, 0, 1, "no"),
+        (0.1, 0, 2, "ram"),
+        (0, 0, 0, "no"),
+    ],
+)
+def test_where_a_model_fits(file_gib, gpu_gib, ram_gib, expected):
+    """On the GPU alone, on both, in the machine's memory, or nowhere; each keeps room for what is not weights."""
+    assert fit(int(file_gib * GIB), int(gpu_gib * GIB), int(ram_gib * GIB)) == expected
+
+
+@given(sizes, sizes, sizes, sizes, sizes)
+def test_more_memory_never_makes_a_model_fit_worse(file, gpu, ram, more_gpu, more_ram):
+    """Nor does a smaller file: there is one order, from nowhere over the machine's memory to the GPU alone."""
+    order = ["no", "ram", "gpu+ram", "gpu"]
+    rank = order.index(fit(file, gpu, ram))
+    assert rank <= order.index(fit(file, gpu + more_gpu, ram))
+    assert rank <= order.index(fit(file, gpu, ram + more_ram))
+    assert rank <= order.index(fit(file // 2, gpu, ram))
+
+
+@given(sizes, sizes, sizes)
+def test_what_fits_is_smaller_than_what_holds_it(file, gpu, ram):
+    """No answer promises memory that is not there; "gpu+ram" means that neither GPU alone nor no GPU is the answer."""
+    match fit(file, gpu, ram):
+        case "gpu":
+            assert file < gpu
+        case "gpu+ram":
+            assert fit(file, gpu, 0) == "no" and file < gpu + ram
+        case "ram":
+            assert fit(file, 0, ram) == "ram" and file < ram
+        case "no":
+            assert fit(file, gpu, 0) == fit(file, 0, ram) == "no"
 
 
 class Gpu:

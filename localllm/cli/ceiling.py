@@ -106,18 +106,16 @@ def _subject(reference: str | None, size_bytes: int | None, ctx: int | None, kv:
 
 def _named_subject(reference: str | None, ctx: int, kv: KvType) -> _Subject:
     from localllm.config import default_model
-    from localllm.models.catalog import load_catalog
+    from localllm.models.catalog import full_catalog
     from localllm.models.gguf import read_header
-    from localllm.models.store import find, resolve
+    from localllm.models.store import find, missing
 
-    reference, catalog = reference or default_model(), load_catalog()
-    spec = catalog.get(reference)
-    if spec is None:  # nothing that could be fetched: resolve finds the file, or says what is wrong with the name
-        local = resolve(reference, catalog)
-    elif (found := find(reference, catalog)) is None:
+    reference, catalog = reference or default_model(), full_catalog()
+    local = find(reference, catalog)
+    if local is None and (spec := catalog.get(reference)):
         return _absent_subject(spec, ctx, kv)
-    else:
-        local = found
+    if local is None:
+        raise missing(reference, catalog)
     shape = read_header(local.path)
     return _Subject(
         name=local.name,

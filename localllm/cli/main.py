@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from localllm.cli import ask, ceiling, chat, models
+from localllm.cli import ask, ceiling, chat, models, show
 from localllm.errors import Cancelled, LocalLLMError, UsageError
 from localllm.terminal.safe import one_line
 
@@ -52,7 +52,9 @@ app.command("ask")(ask.ask)
 app.command("chat")(chat.chat)
 app.command("list")(models.list_models)
 app.command("ls", hidden=True)(models.list_models)
+app.command("show")(show.show)
 app.command("pull")(models.pull)
+app.command("rm")(models.rm)
 app.command("ceiling")(ceiling.ceiling)
 
 

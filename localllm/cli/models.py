@@ -1,8 +1,8 @@
-"""``localllm list`` and ``localllm pull``: which models there are, and fetching one."""
+"""``localllm list``, ``pull`` and ``rm``: which models there are, fetching them, and removing them again."""
 
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,81 +11,156 @@ from localllm.cancel import Cancel
 from localllm.cli.signals import cancelling
 
 if TYPE_CHECKING:
-    from localllm.models.catalog import Catalog, ModelSpec
+    from localllm.app import Capacity
+    from localllm.engine.placement import Fit
+    from localllm.models.catalog import Catalog, ModelSpec, Source
+    from localllm.models.store import LocalModel
 
-_HEADER = ("NAME", "HERE", "SIZE", "QUANT", "LICENCE", "DRAFT", "DESCRIPTION")
+_HEADER = ("NAME", "SIZE", "QUANT", "HERE", "FITS", "DRAFT", "FROM")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def list_models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects instead of a table.")] = False,
+    pattern: Annotated[
+        str, typer.Argument(metavar="[TEXT]", help="Only names that contain this.", show_default=False)
+    ] = "",
+    as_json: Json = False,
 ) -> None:
-    """List the models that have a name, and which of them are on this disk."""
+    """List the models on this disk, whoever keeps them, and those of the catalog that can be fetched.
+
+    FITS tells where a model can run on this machine: gpu, gpu+ram, ram, or no.
+    """
     import json
 
-    from localllm.models.catalog import load_catalog
+    from localllm.app import capacity
+    from localllm.models.catalog import full_catalog
 
-    catalog = load_catalog()
-    entries = [_Entry.of(spec, catalog) for spec in catalog.values()]
+    machine = capacity()
+    entries = [entry for entry in _entries(full_catalog(), machine) if pattern.lower() in entry.name.lower()]
     if as_json:
         objects = [entry.as_object() for entry in entries]
         sys.stdout.write(json.dumps(objects, indent=2, ensure_ascii=False) + "\n")
         return
-    rows = [_HEADER, *(entry.as_row() for entry in entries)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+    for line in _table([_HEADER, *(entry.as_row() for entry in entries)]):
+        sys.stdout.write(line + "\n")
 
 
 def pull(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `localllm list`.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Names, or user/repo[:QUANT] of the hub.")],
 ) -> None:
-    """Fetch a model, unless it is on this disk already, and print its path."""
+    """Fetch models, unless they are on this disk already, and print their paths."""
     from localllm.models import store
-    from localllm.models.catalog import load_catalog
+    from localllm.models.catalog import full_catalog
     from localllm.terminal.progress import download_progress
 
-    cancel = Cancel()
+    cancel, catalog = Cancel(), full_catalog()
     with cancelling(cancel), download_progress() as on_download:
-        model = store.resolve(name, load_catalog(), on_download, cancel)
-    sys.stdout.write(f"{model.path}\n")
+        for name in models:
+            sys.stdout.write(f"{store.resolve(name, catalog, on_download, cancel).path}\n")
+            sys.stdout.flush()
+
+
+def rm(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Names as in `localllm list`.")],
+) -> None:
+    """Delete models that localllm has fetched, and say how much that frees.
+
+    Files that other programs keep, and files of your own, are never touched.
+    """
+    from localllm.models import store
+    from localllm.models.catalog import full_catalog
+    from localllm.terminal.progress import size_text
+
+    catalog = full_catalog()
+    for name in models:
+        freed_bytes = store.remove(name, catalog, together_with=models)
+        sys.stdout.write(f"{name}: {size_text(freed_bytes)} freed\n")
+
+
+def address(source: "Source") -> str:
+    """Where a model can be fetched from, in a few words."""
+    from localllm.models.catalog import FileSource, HubSource, WheelSource
+
+    match source:
+        case HubSource():
+            return f"hub: {source.repository}"
+        case WheelSource():
+            return f"package index: {source.requirement}"
+        case FileSource():
+            return f"file: {source.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A model of the catalog as it is on this disk, or else as its first source would give it."""
+    """A model as it is on this disk, or else as its first source would give it."""
 
-    spec: "ModelSpec"
-    path: Path | None
+    name: str
     file_bytes: int | None
     quantisation: str
+    source: str
+    fit: "Fit | None"
+    spec: "ModelSpec | None"
+    local: "LocalModel | None"
 
     @classmethod
-    def of(cls, spec: "ModelSpec", catalog: "Catalog") -> "_Entry":
-        from localllm.models import store
+    def here(cls, model: "LocalModel", machine: "Capacity") -> "_Entry":
         from localllm.models.catalog import quantisation
 
-        local = store.find(spec.name, catalog)
-        if local:
-            return cls(spec, local.path, local.path.stat().st_size, quantisation(local.path.name))
-        return cls(spec, None, spec.file_bytes, quantisation(spec.file_name))
+        quant = quantisation(model.path.name)
+        return cls(model.name, model.file_bytes, quant, model.place, machine.fit(model.file_bytes), model.spec, model)
+
+    @classmethod
+    def fetchable(cls, spec: "ModelSpec", machine: "Capacity") -> "_Entry":
+        from localllm.models.catalog import quantisation
+
+        size = spec.file_bytes
+        fit = machine.fit(size) if size else None
+        return cls(spec.name, size, quantisation(spec.file_name), address(spec.sources[0]), fit, spec, None)
 
     def as_row(self) -> tuple[str, ...]:
         from localllm.terminal.progress import size_text
 
-        spec = self.spec
         size = size_text(self.file_bytes) if self.file_bytes else ""
-        here = "yes" if self.path else ""
-        return (spec.name, here, size, self.quantisation, spec.licence, spec.draft or "", spec.description)
+        draft = (self.spec and self.spec.draft) or ""
+        return (self.name, size, self.quantisation, "yes" if self.local else "", self.fit or "", draft, self.source)
 
     def as_object(self) -> dict[str, object]:
+        spec = self.spec
         return {
-            "name": self.spec.name,
-            "description": self.spec.description,
-            "path": str(self.path) if self.path else None,
+            "name": self.name,
+            "description": spec.description if spec else None,
+            "path": str(self.local.path) if self.local else None,
+            "files": [str(file) for file in self.local.files] if self.local else [],
             "file_bytes": self.file_bytes,
-            "quantisation": self.quantisation,
-            "licence": self.spec.licence,
-            "draft": self.spec.draft,
-            "thinking": self.spec.thinking,
+            "quantisation": self.quantisation or None,
+            "from": self.source,
+            "fits": self.fit,
+            "licence": spec.licence if spec else None,
+            "draft": spec.draft if spec else None,
+            "thinking": spec.thinking if spec else None,
         }
+
+
+def _entries(catalog: "Catalog", machine: "Capacity") -> Iterator[_Entry]:
+    """What is on this disk, then what is not."""
+    from localllm.models.store import all_local
+
+    local = all_local(catalog)
+    yield from (_Entry.here(model, machine) for model in local)
+    present = {model.name for model in local}
+    yield from (_Entry.fetchable(spec, machine) for spec in catalog.values() if spec.name not in present)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as they need to be; a terminal that is too narrow loses the end of the last."""
+    import shutil
+
+    from localllm.terminal.safe import one_line
+
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in cells:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield line if room is None or len(line) <= room else line[: room - 1] + "…"

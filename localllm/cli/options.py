@@ -15,7 +15,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME|PATH",
-        help="A name from `localllm list`, or a GGUF file.",
+        help="A name from `localllm list`, user/repo[:QUANT], or a GGUF file.",
         show_default=False,
     ),
 ]

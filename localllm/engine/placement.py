@@ -1,13 +1,35 @@
 """What fits where: context size and layers on a GPU. Pure arithmetic on plain numbers, in bytes and tokens."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from localllm.values import ContextReason
+
+Fit = Literal["gpu", "gpu+ram", "ram", "no"]
 
 DEFAULT_CTX = 8192
 MIN_CTX = 512
 CTX_STEP = 256  # llama.cpp pads a context to this
+COMPUTE_BYTES = 512 * 2**20  # kept free on a GPU, or in the machine, for compute buffers and the runtime itself
 _KV_SHARE = 0.8  # the rest is for compute buffers, and for whatever else runs on the machine
+_RAM_SHARE = 0.8  # of all memory; the rest is for the system and what else a person has open
+_KV_BYTES = 512 * 2**20  # a cache of 4,096 tokens at 128 KiB each, as Llama 3.1 8B has it
+
+
+def fit(file_bytes: int, gpu_bytes: int, ram_bytes: int) -> Fit:
+    """Where a model of this size runs at all, with a context of a few thousand tokens, when nothing else is loaded.
+
+    ``gpu_bytes`` is the memory of all GPUs together, ``ram_bytes`` that of the machine beside it, both free or not.
+    An estimate by the size of the file alone: small models have a smaller cache, and a shorter context needs less.
+    """
+    needed = file_bytes + _KV_BYTES
+    gpu_room = max(0, gpu_bytes - COMPUTE_BYTES)
+    ram_room = max(0, int(_RAM_SHARE * ram_bytes) - COMPUTE_BYTES)
+    if needed <= gpu_room:
+        return "gpu"
+    if needed > gpu_room + ram_room:
+        return "no"
+    return "gpu+ram" if gpu_room else "ram"
 
 
 def context_tokens(trained: int, kv_bytes_per_token: int, free_bytes: int) -> tuple[int, ContextReason]:

@@ -1,11 +1,13 @@
 """The catalog: which models have a name, where they come from, and how they want to be used.
 
-Knows models.yaml and its rules; a file that breaks one is refused with its line. Knows nothing of what is on
-this disk (store.py) nor of what a model file holds (gguf.py).
+Knows models.yaml, the user's own one beside it, and their rules; a file that breaks one is refused with its line.
+Knows nothing of which models are on this disk (store.py) nor of what a model file holds (gguf.py).
 """
 
 import difflib
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -14,18 +16,22 @@ from typing import NoReturn, TypedDict, cast
 
 import yaml
 
+from localllm import config
 from localllm.errors import CatalogError, UsageError
+from localllm.models.split import first_part, unsplit
 from localllm.values import Sampling
 
 DEFAULT_CATALOG = Path(__file__).parent.parent / "data" / "models.yaml"
 MAX_FILE_BYTES = 2**20
 MAX_MODEL_BYTES = 2**44
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml: 2 ms for the catalog instead of 24
+_SHOWN = 60  # characters of a value that an error quotes
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml: 4 ms for the catalog instead of 41
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.+!]*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _FILE = re.compile(r"(?:[\w-][\w.+-]*/)*[\w-][\w.+-]*\.gguf", re.ASCII)
+_PATH = re.compile(r"[^\x00-\x1f\x7f]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _QUANTISATION = re.compile(r"(?<![A-Za-z0-9])((?:UD-)?I?Q\d\w*|MXFP4|BF16|F16|F32)(?=\.)", re.IGNORECASE)
 _REQUIRED = ("description", "licence", "sources")
@@ -59,7 +65,10 @@ class WheelSource:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A file in a Hugging Face repository. ``file_bytes`` and ``sha256`` are None where unknown."""
+    """A file in a Hugging Face repository. ``file_bytes`` and ``sha256`` are None where unknown.
+
+    Of a split model ``file_name`` is the first part, and ``file_bytes`` the size of all parts together.
+    """
 
     repository: str
     file_name: str
@@ -67,7 +76,24 @@ class HubSource:
     sha256: str | None = None
 
 
-Source = WheelSource | HubSource
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A file on this disk, which a user's own catalog gives a name. It may turn out not to be there."""
+
+    path: Path
+
+    @property
+    def file_name(self) -> str:
+        """Its name, without the folder."""
+        return self.path.name
+
+    @property
+    def file_bytes(self) -> int | None:
+        """None: only the file itself tells."""
+        return None
+
+
+Source = WheelSource | HubSource | FileSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +107,7 @@ class ModelSpec:
     draft: str | None = None  # a smaller entry with the same vocabulary
     thinking: bool = False  # the model can reason before it answers
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    own: bool = False  # from the user's own catalog
 
     @property
     def file_bytes(self) -> int | None:
@@ -95,14 +122,14 @@ class ModelSpec:
 
 def quantisation(file_name: str) -> str:
     """The quantisation that a file's name tells ("Q4_K_M"), "" where it tells none."""
-    match = _QUANTISATION.search(file_name)
+    match = _QUANTISATION.search(unsplit(file_name))
     return match[1].upper() if match else ""
 
 
 class Catalog(Mapping[str, ModelSpec]):
     """The entries by name, in the order of the file. Upper and lower case do not matter in a look-up."""
 
-    def __init__(self, specs: tuple[ModelSpec, ...]) -> None:
+    def __init__(self, specs: Iterable[ModelSpec]) -> None:
         self._specs = {spec.name: spec for spec in specs}
 
     def __getitem__(self, name: str) -> ModelSpec:
@@ -115,47 +142,93 @@ class Catalog(Mapping[str, ModelSpec]):
         return len(self._specs)
 
     def nearest(self, name: str) -> list[str]:
-        """Up to three names that resemble ``name``, the best first."""
-        return difflib.get_close_matches(name.lower(), self._specs, n=3, cutoff=0.5)
+        """Up to three names that resemble ``name``: first those that begin with it or it with them, then the closest.
+
+        Separators do not count: what is "qwen3-8b" here is "qwen3:8b" elsewhere.
+        """
+        wanted = _bare(name)
+        names = {_bare(known): known for known in self._specs}
+        longer = [key for key in names if wanted and key.startswith(wanted)]
+        shorter = sorted((key for key in names if wanted.startswith(key)), key=len, reverse=True)
+        close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+        return [names[key] for key in dict.fromkeys(longer + shorter + close)][:3]
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.lower().removesuffix(":latest"))
 
 
 def load_catalog(path: Path = DEFAULT_CATALOG) -> Catalog:
-    """Read and check a catalog file. Raises CatalogError naming file, line and reason."""
+    """Read and check one catalog file on its own. Raises CatalogError naming file, line and reason."""
+    specs = _read(path)
+    if not specs:
+        raise CatalogError(f"{path}: empty")
+    return Catalog(specs.values())
+
+
+def full_catalog() -> Catalog:
+    """The shipped catalog, and the user's own where there is one: its entries replace shipped ones of the same name.
+
+    Raises CatalogError as ``load_catalog`` does, except that the user's file may be empty.
+    """
+    shipped = load_catalog()
+    path = config.config_dir() / "models.yaml"
     try:
-        root = yaml.compose(_read_text(path), Loader=_Loader)
-    except yaml.YAMLError as error:
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-            reason = " ".join(filter(None, (error.context, error.problem)))
-            raise CatalogError(f"{path}, line {error.problem_mark.line + 1}: {reason}") from None
-        raise CatalogError(f"{path}: not YAML") from None
+        path.lstat()  # of the link itself: one that leads nowhere is a mistake to tell, not a missing catalog
+    except (FileNotFoundError, NotADirectoryError):
+        return shipped
+    except OSError as error:
+        raise _unreadable(path, error.strerror) from None
+    return Catalog({**shipped, **_read(path, shipped)}.values())
+
+
+def _read(path: Path, shipped: Mapping[str, ModelSpec] | None = None) -> dict[str, ModelSpec]:
+    """The entries of a file by name. With ``shipped`` it is the user's own, whose drafts may be shipped entries."""
+    text = _read_text(path)
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        line = text.encode()[: error.position].count(b"\n") + 1
+        raise CatalogError(f"{path}, line {line}: {error.reason}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        reason = " ".join(filter(None, (error.context, error.problem)))
+        raise CatalogError(f"{path}, line {line}: {reason}") from None
     except RecursionError:  # without libyaml; with it, its own limit is a YAMLError
         raise CatalogError(f"{path}: nested too deeply") from None
-    if root is None:
-        raise CatalogError(f"{path}: empty")
-    return _Reader(path).catalog(root)
+    if root is None or root.tag == "tag:yaml.org,2002:null":  # nothing but comments, or a "---" above them
+        return {}
+    return _Reader(path, shipped).specs(root)
 
 
 def _read_text(path: Path) -> str:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+            raise _unreadable(path, "a file is needed here, not a folder or a device")
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise CatalogError(f"{path}: longer than {MAX_FILE_BYTES:,} bytes")
         return data.decode("utf-8")
     except OSError as error:
-        raise CatalogError(f"{path}: cannot be read: {error.strerror}") from None
+        raise _unreadable(path, error.strerror) from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise CatalogError(f"{path}, line {line}: not UTF-8") from None
 
 
+def _unreadable(path: Path, reason: str | None) -> CatalogError:
+    return CatalogError(f"{path}: cannot be read: {reason}", "make it a readable file, or move it away")
+
+
 class _Reader:
     """Turns YAML nodes, which know their lines, into checked values."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shipped: Mapping[str, ModelSpec] | None) -> None:
         self._path = path
+        self._shipped = shipped
 
-    def catalog(self, root: yaml.Node) -> Catalog:
+    def specs(self, root: yaml.Node) -> dict[str, ModelSpec]:
         self._refuse_aliases(root)
         specs: dict[str, ModelSpec] = {}
         drafts: list[tuple[str, yaml.Node]] = []
@@ -164,11 +237,12 @@ class _Reader:
             specs[key.value] = self._spec(self._matching(key, _NAME, "a lower-case name"), fields)
             if "draft" in fields:
                 drafts.append((key.value, fields["draft"]))
+        known = {**(self._shipped or {}), **specs}
         for name, node in drafts:
             draft = specs[name].draft
-            if draft not in specs or draft == name:
-                self._fail(node, f"{name}: its draft {draft!r} is not another entry", draft, specs)
-        return Catalog(tuple(specs.values()))
+            if draft not in known or draft == name:
+                self._fail(node, f"{name}: its draft {_quoted(draft or '')} is not another entry", draft, known)
+        return specs
 
     def _spec(self, name: str, fields: dict[str, yaml.Node]) -> ModelSpec:
         return ModelSpec(
@@ -179,24 +253,42 @@ class _Reader:
             draft=self._text(fields["draft"]) if "draft" in fields else None,
             thinking="thinking" in fields and self._boolean(fields["thinking"]),
             sampling=self._sampling(fields["sampling"]) if "sampling" in fields else {},
+            own=self._shipped is not None,
         )
 
     def _source(self, node: yaml.Node) -> Source:
-        if any(key.value == "wheel" for key, _ in self._entries(node)):
-            fields = self._fields(node, ("wheel", "member", "bytes", "sha256"))
-            return WheelSource(
-                requirement=self._matching(fields["wheel"], _REQUIREMENT, "a pinned wheel (name==version)"),
-                member=self._matching(fields["member"], _FILE, "the path of a .gguf file"),
-                file_bytes=self._size(fields["bytes"]),
-                sha256=self._matching(fields["sha256"], _SHA256, "64 hexadecimal digits"),
-            )
+        keys = {key.value for key, _ in self._entries(node)}
+        if "wheel" in keys:
+            return self._wheel(node)
+        if "path" in keys:
+            return self._file(node)
         fields = self._fields(node, ("hub", "file"), ("bytes", "sha256"))
         return HubSource(
             repository=self._matching(fields["hub"], _REPOSITORY, "a repository (user/name)"),
-            file_name=self._matching(fields["file"], _FILE, "the path of a .gguf file"),
+            file_name=self._whole_model(fields["file"], _FILE, "the path of a .gguf file"),
             file_bytes=self._size(fields["bytes"]) if "bytes" in fields else None,
             sha256=self._matching(fields["sha256"], _SHA256, "64 hexadecimal digits") if "sha256" in fields else None,
         )
+
+    def _wheel(self, node: yaml.Node) -> WheelSource:
+        fields = self._fields(node, ("wheel", "member", "bytes", "sha256"))
+        return WheelSource(
+            requirement=self._matching(fields["wheel"], _REQUIREMENT, "a pinned wheel (name==version)"),
+            member=self._matching(fields["member"], _FILE, "the path of a .gguf file"),
+            file_bytes=self._size(fields["bytes"]),
+            sha256=self._matching(fields["sha256"], _SHA256, "64 hexadecimal digits"),
+        )
+
+    def _file(self, node: yaml.Node) -> FileSource:
+        text = self._whole_model(self._fields(node, ("path",))["path"], _PATH, "the path of a file")
+        expanded = os.path.expanduser(text)  # noqa: PTH111  # Path.expanduser raises where there is no home
+        return FileSource(self._path.parent / expanded)
+
+    def _whole_model(self, node: yaml.Node, pattern: re.Pattern[str], wanted: str) -> str:
+        text = self._matching(node, pattern, wanted)
+        if first_part(text) != text:
+            self._fail(node, "of a split model the first part is to be named (…-00001-of-…)")
+        return text
 
     def _sampling(self, node: yaml.Node) -> SamplingDefaults:
         values: dict[str, float] = {}
@@ -217,7 +309,7 @@ class _Reader:
         fields: dict[str, yaml.Node] = {}
         for key, value in self._entries(node):
             if key.value not in known:
-                self._fail(key, f"unknown key {key.value!r}", key.value, known)
+                self._fail(key, f"unknown key {_quoted(key.value)}", key.value, known)
             fields[key.value] = value
         for name in required:
             if name not in fields:
@@ -232,7 +324,7 @@ class _Reader:
             if not isinstance(key, yaml.ScalarNode):
                 self._fail(key, "a key must be a text")
             if key.value in names:
-                self._fail(key, f"{key.value!r} comes twice")
+                self._fail(key, f"{_quoted(key.value)} comes twice")
             names.add(key.value)
         return list(node.value)
 
@@ -247,7 +339,7 @@ class _Reader:
     def _matching(self, node: yaml.Node, pattern: re.Pattern[str], wanted: str) -> str:
         text = self._scalar(node, wanted, "str")
         if not pattern.fullmatch(text):
-            self._fail(node, f"{text!r} is not {wanted}")
+            self._fail(node, f"{_quoted(text)} is not {wanted}")
         return text
 
     def _boolean(self, node: yaml.Node) -> bool:
@@ -256,7 +348,7 @@ class _Reader:
     def _integer(self, node: yaml.Node) -> int:
         text = self._scalar(node, "a whole number", "int")
         if not text.isdecimal() or len(text) > 18:  # YAML 1.1 also has octal, sexagesimal and more
-            self._fail(node, f"{text[:20]!r} is not a plain whole number")
+            self._fail(node, f"{_quoted(text)} is not a plain whole number")
         return int(text)
 
     def _number(self, node: yaml.Node) -> float:
@@ -276,7 +368,7 @@ class _Reader:
             self._fail(node, f"{wanted} is needed here")
         if node.tag.removeprefix("tag:yaml.org,2002:") not in kinds or not node.value.strip():
             quotes = " (a text that looks like something else goes in quotes)" if kinds == ("str",) else ""
-            self._fail(node, f"{node.value[:40]!r} is not {wanted}{quotes}")
+            self._fail(node, f"{_quoted(node.value)} is not {wanted}{quotes}")
         return str(node.value)
 
     def _refuse_aliases(self, root: yaml.Node) -> None:
@@ -297,3 +389,8 @@ class _Reader:
         nearest = difflib.get_close_matches(given, known, n=1) if given else []
         hint = f"did you mean {nearest[0]!r}?" if nearest else ""
         raise CatalogError(f"{self._path}, line {node.start_mark.line + 1}: {reason}", hint)
+
+
+def _quoted(text: str) -> str:
+    """For an error, which is to be one clear line."""
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")

