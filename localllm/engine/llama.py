@@ -8,6 +8,7 @@ import collections
 import ctypes
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ _SLICE_TOKENS = 512  # llama.cpp's default n_ubatch
 _PENALTY_LAST_N = 64  # llama.cpp's default
 _STRETCH_CHARS = 500_000  # on a stack of 512 MiB, 1.5 million equal characters pass and 2 million do not
 _LOG_LEVEL_ERROR = 4  # enum ggml_log_level
+_SLOW_TOKEN_S = 0.05  # a stop that comes at most this late is not felt
+_MAX_OUTPUTS = 32  # logits of one slice; room for more is reserved, half a gigabyte of it for a large vocabulary
 _ABORTED = 2  # llama_decode's return value after the abort callback said so
 _GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
 
@@ -120,8 +123,7 @@ class LlamaDecoder:
         self.vocab = LlamaVocabulary(self._model)
         self._ctx: Any = None
         try:
-            self._keep_alive = lib.ggml_abort_callback(lambda _: self._cancelled())
-            self._ctx, self.flash_attention = _new_context(self._model, options, self._keep_alive)
+            self._ctx, self.flash_attention = _new_context(self._model, options)
         except BaseException:
             self.close()
             raise
@@ -133,6 +135,9 @@ class LlamaDecoder:
         self._recurrent: bool = lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model)
         self._buffer = (lib.llama_token * self.slice_tokens)()
         self._one = lib.llama_batch_get_one(self._buffer, 1)
+        self._abort = lib.ggml_abort_callback(lambda _: self._cancelled())
+        self._watched = False
+        self._token_s = 0.0
 
     def feed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> bool:
         """Compute ``ids``; see the protocol. Raises DecodeError."""
@@ -144,14 +149,25 @@ class LlamaDecoder:
             raise DecodeError(f"{count} tokens do not fit behind {len(self.tokens)} in a context of {self.n_ctx}")
         self._cancelled = cancelled
         self._buffer[:count] = ids
+        self._watch(count > 1 or self._token_s > _SLOW_TOKEN_S)
+        begin_s = time.perf_counter()
         status = lib.llama_decode(self._ctx, self._one if count == 1 else lib.llama_batch_get_one(self._buffer, count))
         if status == 0:
+            if count == 1:
+                self._token_s = time.perf_counter() - begin_s
             self.tokens.extend(ids)
             return True
         self._repair()
         if status == _ABORTED or cancelled():
             return False
         raise DecodeError(f"llama.cpp failed to compute (status {status}): {_log().reason() or 'no reason given'}")
+
+    def _watch(self, wanted: bool) -> None:
+        """Have llama.cpp ask whether to stop, some 500 times in a computation. A token takes 2 % longer for it."""
+        if wanted != self._watched:
+            callback = self._abort if wanted else lib.ggml_abort_callback()
+            lib.llama_set_abort_callback(self._ctx, callback, None)
+            self._watched = wanted
 
     def rewind(self, length: int) -> int:
         """Forget all but the first ``length`` tokens; see the protocol."""
@@ -232,10 +248,10 @@ class LlamaVocabulary:
         The API only tells them one by one, which takes twice as long as this. A stretch of tokens without any has
         the same text with and without special tokens written out, and one call tells that for thousands at once.
         """
-        every = (lib.llama_token * self.n_tokens)(*range(self.n_tokens))
+        every = np.arange(self.n_tokens, dtype=np.int32)
 
         def text_bytes(start: int, stop: int, special: bool) -> int:
-            ids = ctypes.cast(ctypes.byref(every, start * ctypes.sizeof(lib.llama_token)), lib.llama_token_p)
+            ids = every[start:].ctypes.data_as(lib.llama_token_p)
             needed: int = lib.llama_detokenize(self._vocab, ids, stop - start, None, 0, False, special)
             return -needed
 
@@ -385,7 +401,7 @@ def _load_model(path: Path, options: LoadOptions, cancel: Cancel) -> Any:
     )
 
 
-def _new_context(model: Any, options: LoadOptions, abort: Any) -> tuple[Any, bool]:
+def _new_context(model: Any, options: LoadOptions) -> tuple[Any, bool]:
     """A context, and whether it uses flash attention: where the build has it."""
     params = lib.llama_context_default_params()
     params.n_ctx = options.n_ctx
@@ -394,7 +410,7 @@ def _new_context(model: Any, options: LoadOptions, abort: Any) -> tuple[Any, boo
     params.n_threads = params.n_threads_batch = options.threads
     params.type_k = params.type_v = _KV_TYPES[options.kv]
     params.swa_full = False
-    params.abort_callback = abort
+    params.n_outputs_max = _MAX_OUTPUTS
     params.no_perf = True
     for flash_attention in (1, 0):  # explicit: AUTO hides which layout was chosen
         params.flash_attn_type = flash_attention
