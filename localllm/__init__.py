@@ -10,27 +10,35 @@ The Python interface is ``open_engine`` and what it returns::
                 print(event.text, end="", flush=True)
 """
 
-from typing import TYPE_CHECKING
+import importlib
 
-from localllm.cancel import Cancel
-from localllm.config import Settings
-from localllm.errors import LocalLLMError
-from localllm.values import (
-    Event,
-    Message,
-    ModelInfo,
-    Progress,
-    Prompt,
-    Reasoning,
-    Sampling,
-    Text,
-    TurnEnd,
-    TurnStats,
-)
-
+TYPE_CHECKING = False  # as typing has it, which takes a tenth of the program's start to load
 if TYPE_CHECKING:
     from localllm.app import open_engine as open_engine
+    from localllm.cancel import Cancel as Cancel
+    from localllm.config import Settings as Settings
     from localllm.engine.engine import Engine as Engine
+    from localllm.errors import LocalLLMError as LocalLLMError
+    from localllm.values import Event as Event
+    from localllm.values import Message as Message
+    from localllm.values import ModelInfo as ModelInfo
+    from localllm.values import Progress as Progress
+    from localllm.values import Prompt as Prompt
+    from localllm.values import Reasoning as Reasoning
+    from localllm.values import Sampling as Sampling
+    from localllm.values import Text as Text
+    from localllm.values import TurnEnd as TurnEnd
+    from localllm.values import TurnStats as TurnStats
+
+_MODULES = {
+    "Cancel": "cancel",
+    "Engine": "engine.engine",
+    "LocalLLMError": "errors",
+    "Settings": "config",
+    "open_engine": "app",
+    **dict.fromkeys(("Event", "Message", "ModelInfo", "Progress", "Prompt", "Reasoning"), "values"),
+    **dict.fromkeys(("Sampling", "Text", "TurnEnd", "TurnStats"), "values"),
+}
 
 __all__ = [
     "Cancel",
@@ -52,13 +60,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the engine only for those who use it: ``localllm --help`` must not wait for it."""
-    if name == "Engine":
-        from localllm.engine.engine import Engine
-
-        return Engine
-    if name == "open_engine":
-        from localllm.app import open_engine
-
-        return open_engine
+    """Load what is asked for and nothing else: the program installs its signal handlers before anything heavy."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"localllm.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'localllm' has no attribute {name!r}")

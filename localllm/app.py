@@ -78,7 +78,8 @@ def locate(
     Raises ModelNotFound, ModelFileError, CatalogError, DownloadError, Cancelled.
     """
     cancel = cancel or Cancel()
-    model = resolve(reference or default_model(), full_catalog(), on_download, cancel)
+    wanted = default_model() if reference is None else reference
+    model = resolve(wanted, full_catalog(), on_download, cancel)
     cancel.check()
     return Located(model, read_header(model.path))  # refuses what would take llama.cpp down
 

@@ -1,7 +1,6 @@
 """Where things live on disk, and what a user chose. Knows no model and no terminal."""
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,4 +52,6 @@ def _xdg(variable: str, below_home: str) -> Path:
     try:
         return Path.home() / below_home / APP
     except RuntimeError:  # no HOME and no entry in the password database
+        import tempfile
+
         return Path(tempfile.gettempdir()) / f"{APP}-{os.getuid()}" / below_home.lstrip(".")

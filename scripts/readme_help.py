@@ -20,7 +20,7 @@ ANSWERS = {
     "length": "--max-tokens ended the answer.",
     "context": "The context was full before the answer was finished.",
     "timeout": "--timeout passed; what was written until then is the answer.",
-    "interrupted": "Ctrl-C or SIGTERM; what was written until then is the answer.",
+    "interrupted": "Ctrl-C, or a signal that asks to end; what was written until then is the answer.",
 }
 
 

@@ -5,7 +5,6 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 import termios
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from fakes import FakeDecoder, fake_engine, says
+from terminals import ENDLESS, PROGRAM, STATUS, Terminal
 
 from localllm import Message, Sampling, TurnEnd
 from localllm.cancel import Cancel
@@ -20,54 +20,7 @@ from localllm.errors import OutOfMemory, PromptTooLong, UsageError
 from localllm.session.chat import Chat
 from localllm.terminal import commands
 from localllm.terminal.keys import completions, is_complete, unquoted
-
-PROGRAM = str(Path(sys.executable).parent / "localllm")
-ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][AB0]|\x1b[=>]|\r|\x08")
-STATUS = r"tokens[^·\n]* · .*context [\d,]+ of [\d,]+"
-
-
-class Terminal:
-    """A chat in a pseudo-terminal; ``sees`` waits for a pattern in what a person would read."""
-
-    def __init__(self, *arguments, columns=100):
-        self.child = pexpect.spawn(
-            PROGRAM,
-            ["chat", "--seed", "1", *arguments],
-            dimensions=(30, columns),
-            timeout=30,
-            encoding="utf-8",
-            codec_errors="replace",
-        )
-        self.seen = ""
-
-    def sees(self, pattern, timeout=60):
-        deadline = time.monotonic() + timeout
-        while not (found := re.search(pattern, self.seen)):
-            assert time.monotonic() < deadline, f"{pattern!r} not in {self.seen[-800:]!r}"
-            try:
-                self.seen += ANSI.sub("", self.child.read_nonblocking(4096, timeout=0.2))
-            except pexpect.TIMEOUT:
-                continue
-            except pexpect.EOF:
-                deadline = 0
-        before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
-        return before
-
-    def ready(self):
-        return self.sees(r"(^|\n)>")
-
-    def types(self, text):
-        self.child.send(text)
-
-    def asks(self, text):
-        self.ready()
-        self.types(text + "\r")
-        return self.sees(STATUS)
-
-    def leaves(self):
-        self.child.expect(pexpect.EOF, timeout=30)
-        self.child.close()
-        return self.child.exitstatus
+from localllm.terminal.repl import history_path
 
 
 @pytest.fixture
@@ -83,10 +36,6 @@ def terminal(home, smollm2, monkeypatch):
     yield start
     for one in opened:
         one.child.close(force=True)
-
-
-# All tokens equally likely: the one that ends the answer does not come by chance.
-ENDLESS = ("--temp", "100", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "1")
 
 
 @pytest.mark.model
@@ -287,7 +236,7 @@ def test_the_terminal_is_left_as_it_was_found(terminal, number):
 def test_no_color(terminal, monkeypatch):
     """With NO_COLOR our own lines carry no colour."""
     monkeypatch.setenv("NO_COLOR", "1")
-    child = pexpect.spawn(PROGRAM, ["chat"], timeout=60, encoding="utf-8")
+    child = pexpect.spawn(PROGRAM, ["chat"], dimensions=(30, 160), timeout=60, encoding="utf-8")
     child.expect("Ctrl-D leaves")
     assert "\x1b[2m" not in child.before
     child.close(force=True)
@@ -295,11 +244,10 @@ def test_no_color(terminal, monkeypatch):
 
 def test_a_read_only_home_is_no_reason_not_to_talk(home):
     """Without a place for it, history stays in memory."""
-    from localllm.terminal.repl import history_path
-
     blocked = home / "file"
     blocked.write_text("")
     assert history_path(blocked / "below") is None
+    assert history_path(Path("/" + "x" * 5000)) is None
     path = history_path(home / "data")
     assert path and path.stat().st_mode & 0o077 == 0
 

@@ -222,6 +222,13 @@ def test_a_name_cannot_steer_a_terminal() -> None:
     assert model.shape().name.isprintable()
 
 
+def test_what_llama_cpp_itself_writes_is_accepted() -> None:
+    """Its own writer puts in every key that any architecture has: unused epsilons are 0, absent bounds infinite."""
+    model = tiny()
+    model.metadata |= {"llama.attention.layer_norm_epsilon": f32(0), "llama.kda.gate_lower_bound": f32(-math.inf)}
+    assert model.shape().streamed_bytes == tiny().shape().streamed_bytes
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------
 
 Change = Callable[[Gguf], object]
@@ -265,6 +272,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "alignment a text": (_set("general.alignment", text("32")), "power of two"),
     "no architecture": (_drop("general.architecture"), "architecture"),
     "architecture of control characters": (_set("general.architecture", text("\x1b[31mllama")), "architecture"),
+    "encoder of texts": (_set("general.architecture", text("bert")), "is a bert model, which cannot write text"),
+    "encoder of images": (_set("general.architecture", text("clip")), "is a clip model, which cannot write text"),
     "0 layers": (_set("llama.block_count", u32(0)), "block_count is 0"),
     "600 layers": (_set("llama.block_count", u32(600)), "block_count is 600"),
     "4e9 layers": (_set("llama.block_count", u32(4_000_000_000)), "block_count is 4,000,000,000"),
@@ -277,14 +286,19 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "context 2^32-1": (_set("llama.context_length", u32(2**32 - 1)), "context_length is 4,294,967,295"),
     "NaN": (_set("llama.attention.layer_norm_rms_epsilon", f32(math.nan)), "epsilon' is nan"),
     "infinite": (_set("llama.rope.freq_base", f32(math.inf)), "freq_base' is inf"),
-    "epsilon 0": (_set("llama.attention.layer_norm_rms_epsilon", f32(0)), "outside 0 to 1"),
+    "epsilon below 0": (_set("llama.attention.layer_norm_rms_epsilon", f32(-1e-5)), "outside 0 to 1"),
     "escape sequence in a key": (_set("\x1b[31m_epsilon", text("\x1b]0;x\x07")), "outside 0 to 1"),
     "unknown rope scaling": (_set("llama.rope.scaling.type", text("other")), "RoPE scaling"),
+    "empty rope scaling": (_set("llama.rope.scaling.type", text("")), "RoPE scaling"),
+    "rope scaling of a number": (_set("llama.rope.scaling.type", u32(1)), "RoPE scaling"),
     "0 heads": (_set("llama.attention.head_count", u32(0)), "attention heads"),
     "3 heads": (_set("llama.attention.head_count", u32(3)), "heads"),
     "indivisible": (_set("llama.attention.head_count", u32(6)), "64 values among 6 heads"),
     "KV heads do not divide": (_set("llama.attention.head_count_kv", u32(3)), "3 KV heads between 4"),
     "KV heads for other layers": (_set("llama.attention.head_count_kv", u32s(2, 2, 2)), "3 values .* 2 layers"),
+    "no value rotated": (_set("llama.rope.dimension_count", u32(0)), "rotates 0 of 16"),
+    "more values rotated than there are": (_set("llama.rope.dimension_count", u32(18)), "rotates 18 of 16"),
+    "half a pair rotated": (_set("llama.rope.dimension_count_swa", u32(15)), "rotates 15 of 16"),
     "key length 0": (_set("llama.attention.key_length", u32(0)), "key_length is 0"),
     "width 0": (_set("llama.embedding_length", u32(0)), "embedding_length is 0"),
     "other width": (_set("llama.embedding_length", u32(128)), "embeddings of 128 values but"),
@@ -307,6 +321,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "withdrawn tensor type": (_tensor("x", (64,), 4), "type 4, which is unknown"),
     "quantised norm": (_tensor("blk.0.ffn_norm.weight", (64,), Q8_0), "can only be F32"),
     "half a norm": (_tensor("blk.0.ffn_norm.weight", (64,), F16), "can only be F32"),
+    "scale of whole numbers": (_tensor("blk.0.ffn_up.scale", (1,), I32), "can only be F32"),
     "weights of whole numbers": (_tensor("blk.0.ffn_gate.weight", (64, 128), I32), "no type for weights"),
     "long tensor name": (_tensor("x" * 64, (64,)), "a text of 64 bytes"),
     "offset between": (_knob("offset_error", 16), "begins at byte"),

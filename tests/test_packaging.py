@@ -23,5 +23,5 @@ def test_the_wheel_is_complete(tmp_path):
         assert wheel.read("localllm/data/models.yaml") == (ROOT / "models.yaml").read_bytes()
         assert {"localllm/data/hardware.csv", "localllm/py.typed", "localllm/cli/main.py"} <= {*names}
         (entry_points,) = [wheel.read(name).decode() for name in names if name.endswith("entry_points.txt")]
-    assert "localllm = localllm.cli.main:main" in entry_points
+    assert "localllm = localllm.__main__:main" in entry_points
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]

@@ -3,17 +3,16 @@
 import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from localllm.cancel import Cancel
 from localllm.cli import options
-from localllm.cli.inputs import file_text, piped_text
+from localllm.cli.inputs import attached_text
 from localllm.cli.signals import cancelling
 from localllm.errors import EXIT_CODES, UsageError
-from localllm.terminal.safe import one_line
+from localllm.terminal.safe import one_line, readable
 from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ def ask(
     model: options.Model = None,
     system: options.System = "",
     file: Annotated[
-        list[Path] | None,
-        typer.Option("--file", "-f", metavar="PATH", help="Put this file before the prompt. Repeatable."),
+        list[str] | None,
+        typer.Option("--file", "-f", metavar="PATH", help="Put this file before the prompt; - is stdin. Repeatable."),
     ] = None,
     temp: options.Temperature = None,
     top_p: options.TopP = None,
@@ -85,10 +84,8 @@ def ask(
     choose(Sampling())  # wrong values are told before anything is loaded
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, no_cache)
     cancel = Cancel(_checked_timeout(timeout))
-    attached = "\n\n".join(
-        text for text in (piped_text(cancel), *(file_text(path, cancel) for path in file or ())) if text.strip()
-    )
-    request = " ".join(words or ())
+    attached = attached_text(file or (), cancel, _tell if sys.stderr.isatty() and not quiet else lambda _: None)
+    request, system = readable(" ".join(words or ())), readable(system)
     if not (attached.strip() or request.strip()):
         raise UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')
 
@@ -102,7 +99,8 @@ def ask(
             engine = open_engine(model, settings, on_download, cancel)
         sampling = choose(engine.sampling)
         fitted = _fit(engine, system, attached, request, raw, sampling, on_overflow, cancel)
-        for note in _notes(attached, fitted, on_overflow, engine.info, raw) if not quiet else ():
+        has_wrong_bytes = any("\ufffd" in text for text in (system, attached, request))
+        for note in _notes(fitted, on_overflow, engine.info, raw, has_wrong_bytes) if not quiet else ():
             _tell(note)
         end = _answer(engine, fitted, sampling, cancel, view, json)
     if not quiet:
@@ -148,12 +146,12 @@ def _answer(
     return end
 
 
-def _notes(attached: str, fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool) -> Iterator[str]:
+def _notes(fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool, has_wrong_bytes: bool) -> Iterator[str]:
     """What must be known before the answer: nothing is changed silently."""
     from localllm.terminal.render import NO_TEMPLATE
 
-    if "\ufffd" in attached:
-        yield "the attached text holds bytes that are no UTF-8; each reads as \ufffd"
+    if has_wrong_bytes:
+        yield "the prompt holds bytes that are no UTF-8; each reads as \ufffd"
     if fitted.dropped_tokens:
         yield f"dropped the {part} of the attached text: {fitted.dropped_tokens:,} of {fitted.total_tokens:,} tokens"
     if not (info.chat_template or raw):

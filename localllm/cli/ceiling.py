@@ -110,7 +110,7 @@ def _named_subject(reference: str | None, ctx: int, kv: KvType) -> _Subject:
     from localllm.models.gguf import read_header
     from localllm.models.store import find, missing
 
-    reference, catalog = reference or default_model(), full_catalog()
+    reference, catalog = default_model() if reference is None else reference, full_catalog()
     local = find(reference, catalog)
     if local is None and (spec := catalog.get(reference)):
         return _absent_subject(spec, ctx, kv)

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
 from localllm.cli import options
-from localllm.cli.signals import cancelling, leave_on_termination
+from localllm.cli.signals import cancelling, leave_on_signals
 from localllm.errors import UsageError
+from localllm.terminal.safe import readable
 from localllm.values import Sampling
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def chat(
     choose(Sampling())
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, no_cache)
 
-    from localllm.terminal.repl import Repl, history_path, is_terminal
+    from localllm.terminal.repl import Repl, history_path, is_terminal, keys_unseen
 
     if not is_terminal():
         raise UsageError("chat needs a terminal", 'in pipes and scripts use: localllm ask "…"')
@@ -60,17 +61,22 @@ def chat(
 
     def find(reference: str | None) -> Located:
         cancel = Cancel()
-        with cancelling(cancel), download_progress() as on_download:
-            return locate(reference, on_download, cancel)
+        with cancelling(cancel), keys_unseen(), download_progress() as on_download:
+            located = locate(reference, on_download, cancel)
+        cancel.check()
+        return located
 
     def load(located: Located) -> "Engine":
         cancel = Cancel()
-        with cancelling(cancel):
-            return open_engine(located, settings, cancel=cancel)
+        with cancelling(cancel), keys_unseen():
+            engine = open_engine(located, settings, cancel=cancel)
+        if cancel():  # it came when all was loaded
+            engine.close()
+        cancel.check()
+        return engine
 
-    leave_on_termination()
     current = find(model)
-    conversation = Chat(load(current), lambda engine: choose(engine.sampling), system)
+    conversation = Chat(load(current), lambda engine: choose(engine.sampling), readable(system))
 
     def switch(reference: str) -> None:
         nonlocal current
@@ -79,6 +85,7 @@ def chat(
         current = wanted
 
     try:
+        leave_on_signals()
         view = View.of_terminal(reasoning=not hide_reasoning)
         return Repl(conversation, view, switch, cancelling, history_path(data_dir())).run()
     finally:

@@ -3,44 +3,58 @@
 import os
 import select
 import sys
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
 
 from localllm.cancel import Cancel
 from localllm.errors import UsageError
 
 MAX_INPUT_BYTES = 64 * 2**20
 _CHUNK_BYTES = 2**16
+_STDIN = ("-", "/dev/stdin")  # opening the latter would read a file twice
+_PATIENCE_S = 2.0
+
+Tell = Callable[[str], None]
 
 
-def piped_text(cancel: Cancel) -> str:
-    """All of stdin where it is a pipe or a file; "" where it is a terminal or closed.
+def attached_text(names: Sequence[str], cancel: Cancel, tell: Tell) -> str:
+    """The text of stdin, where it is a pipe or a file, and of the files in their order; blank ones are left out.
 
-    Raises Cancelled at the deadline, UsageError where it cannot be read or is too large.
+    "-" among ``names`` puts stdin there, even a terminal. ``tell`` gets a line where the end of one is long in coming.
+    Raises UsageError where one is missing, unreadable, too large or not text; Cancelled.
     """
-    if sys.stdin is None or sys.stdin.isatty():
-        return ""
-    return _all_of(sys.stdin.fileno(), "stdin", cancel)
+    piped = sys.stdin is not None and not sys.stdin.isatty() and not any(name in _STDIN for name in names)
+    texts = [_text_of(name, cancel, tell) for name in (*(["-"] if piped else []), *names)]
+    return "\n\n".join(text for text in texts if text.strip())
 
 
-def file_text(path: Path, cancel: Cancel) -> str:
-    """The text of a file. Raises UsageError where it is missing, unreadable, too large or not text; Cancelled."""
+def _text_of(name: str, cancel: Cancel, tell: Tell) -> str:
+    if name in _STDIN:
+        if sys.stdin is None:
+            raise UsageError("stdin is closed", "give text, from a pipe or a file")
+        return _all_of(sys.stdin.fileno(), "stdin", cancel, tell)
+    if not name:
+        raise UsageError("the name of a file is empty", "give -f a path, or - for stdin")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a named pipe must not wait for a writer
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)  # opening a named pipe must not wait for a writer
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot read {path}: {reason}", "check the path and its permissions") from error
+        raise UsageError(f"cannot read {name}: {reason}", "check the path and its permissions") from error
     try:
-        return _all_of(descriptor, str(path), cancel)
+        return _all_of(descriptor, name, cancel, tell)
     finally:
         os.close(descriptor)
 
 
-def _all_of(descriptor: int, name: str, cancel: Cancel) -> str:
+def _all_of(descriptor: int, name: str, cancel: Cancel, tell: Tell) -> str:
     chunks: list[bytes] = []
     size = 0
+    begin_s, told = time.monotonic(), False
     while True:
+        left_s = cancel.remaining_s
+        wait_s = _PATIENCE_S if left_s is None else min(left_s, _PATIENCE_S)
         try:
-            ready, _, _ = select.select([descriptor], [], [], cancel.remaining_s)
+            ready, _, _ = select.select([descriptor], [], [], wait_s)
             cancel.check()
             chunk = os.read(descriptor, _CHUNK_BYTES) if ready else b""
         except OSError as error:
@@ -51,6 +65,9 @@ def _all_of(descriptor: int, name: str, cancel: Cancel) -> str:
         if size > MAX_INPUT_BYTES:
             raise UsageError(f"{name} gives more than {MAX_INPUT_BYTES // 2**20} MiB", "give a smaller part of it")
         chunks.append(chunk)
+        if not told and time.monotonic() - begin_s >= _PATIENCE_S:
+            told = True
+            tell(f"waiting for the end of {name}" + (" (Ctrl-D)" if os.isatty(descriptor) else ""))
 
 
 def _text(data: bytes, name: str) -> str:

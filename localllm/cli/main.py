@@ -6,7 +6,6 @@ Loads only what every command needs; a command imports its own.
 import errno
 import io
 import os
-import signal
 import sys
 from contextlib import suppress
 from typing import Annotated, NoReturn
@@ -15,7 +14,8 @@ import click
 import typer
 
 from localllm.cli import ask, ceiling, chat, models, show
-from localllm.errors import Cancelled, LocalLLMError, UsageError
+from localllm.cli.signals import interrupt_on_signals
+from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError, OutOfMemory, UsageError
 from localllm.terminal.safe import one_line
 
 _OWN_OPTIONS = ("-h", "--help", "--version")
@@ -58,13 +58,26 @@ app.command("rm")(models.rm)
 app.command("ceiling")(ceiling.ceiling)
 
 
+class _Stderr(io.TextIOWrapper):
+    """stderr may be full or have lost its reader: the answer goes on without it."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
 def main() -> NoReturn:
     """Run the program and exit with its documented code (see ``errors``)."""
     arguments = sys.argv[1:]
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends us as Ctrl-C does, until a command knows better
     code = 0
     try:
+        interrupt_on_signals()
         _check_streams()
         code = _guarded(arguments, as_json="--json" in options)
         sys.stdout.flush()
@@ -76,8 +89,9 @@ def main() -> NoReturn:
         code = _fail(LocalLLMError(f"the output cannot be written: {error.strerror}"), as_json=False)
     except LocalLLMError as error:
         code = _fail(error, as_json=False)
-    with suppress(OSError):
-        sys.stderr.flush()
+    except KeyboardInterrupt:  # a second one, while the first is told
+        code = EXIT_CODES["interrupted"]
+    sys.stderr.flush()
     os._exit(code)  # all is written; the system frees a model's memory faster than the interpreter would
 
 
@@ -88,41 +102,51 @@ def _guarded(arguments: list[str], as_json: bool) -> int:
         return _fail(error, as_json)
     except KeyboardInterrupt:
         return _fail(Cancelled("interrupted"), as_json)
+    except MemoryError:
+        return _fail(OutOfMemory("there is not enough memory", "close other programs, or give less text"), as_json)
 
 
 def _run(arguments: list[str]) -> int:
-    command = typer.main.get_command(app)
+    program = typer.main.get_group(app)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OWN_OPTIONS):
         arguments = ["chat", *arguments]
     try:
         # Not through click's own main(), which turns a closed pipe into exit code 1.
-        with command.make_context("localllm", arguments) as context:
-            result = command.invoke(context)
+        with program.make_context("localllm", arguments) as context:
+            result = program.invoke(context)
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except click.ClickException as error:
-        place = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "localllm"
-        ask = ' (to ask something: localllm ask "…")' if place == "localllm" else ""
-        raise UsageError(error.format_message().rstrip("."), f"see {place} --help{ask}") from error
+        known = arguments[0] in program.commands
+        place = f"localllm {arguments[0]}" if known else "localllm"
+        raise UsageError(error.format_message().rstrip("."), f"see {place} --help{_advice(error, place)}") from error
     return result if isinstance(result, int) else 0
+
+
+def _advice(error: click.ClickException, place: str) -> str:
+    """What a person who got this error may have meant: a question that was taken for a command or an option."""
+    if place == "localllm":
+        return ' (to ask something: localllm ask "…")'
+    if place == "localllm ask" and isinstance(error, click.NoSuchOption):
+        return ' (a question that begins with a dash: localllm ask -- "-5 + 3?")'
+    return ""
 
 
 def _check_streams() -> None:
     """Without stdout there is nobody to answer; without stderr, complaints go nowhere."""
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  (lives as long as the process)
+    complaints = sys.stderr.buffer if sys.stderr else open(os.devnull, "wb")  # noqa: SIM115, PTH123  (never closed)
+    encoding = sys.stderr.encoding if sys.stderr else None
+    sys.stderr = _Stderr(complaints, encoding, "replace", line_buffering=True)
     if sys.stdout is None:
         raise LocalLLMError("stdout is closed", "redirect it to a file or to /dev/null instead")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a locale may lack a character
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack a character
 
 
 def _fail(error: LocalLLMError, as_json: bool) -> int:
     from localllm.terminal.render import dumps
 
-    with suppress(OSError):
-        print(one_line(f"localllm: {error.message}" + (f"; {error.hint}" if error.hint else "")), file=sys.stderr)
+    print(one_line(f"localllm: {error.message}" + (f"; {error.hint}" if error.hint else "")), file=sys.stderr)
     if as_json:
         with suppress(BrokenPipeError):
             print(dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}}), flush=True)

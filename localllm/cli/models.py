@@ -40,7 +40,7 @@ def list_models(
     entries = [entry for entry in _entries(full_catalog(), machine) if pattern.lower() in entry.name.lower()]
     if as_json:
         objects = [entry.as_object() for entry in entries]
-        sys.stdout.write(json.dumps(objects, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(objects, indent=2) + "\n")
         return
     for line in _table([_HEADER, *(entry.as_row() for entry in entries)]):
         sys.stdout.write(line + "\n")

@@ -45,7 +45,7 @@ def show(
         sections |= {"shape": _shape_facts(shape), "header": dict(_header(read_metadata(local.path)))}
     if as_json:
         document: Facts = {**sections, "chat_template": template or None}
-        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     for title, facts in sections.items():
         sys.stdout.write("".join(safe(line) + "\n" for line in _lines(title, facts)))

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM -> a Cancel flag, for as long as a block runs."""
+"""Signals that ask a process to end -> a Cancel flag for as long as a block runs, an exception elsewhere.
+
+Whatever they are, the terminal is put back first. Those that report a crash (SIGSEGV, SIGABRT, …) cannot be
+handled here: the shell puts the terminal back after them, as after SIGKILL.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -9,23 +13,33 @@ from typing import NoReturn
 from localllm.cancel import Cancel
 from localllm.errors import EXIT_CODES
 
+_ENDING = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGXCPU),
+)
 
-def leave_on_termination() -> None:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that whatever has changed the terminal puts it back first."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+
+def interrupt_on_signals() -> None:
+    """Let each signal that asks to end raise KeyboardInterrupt, as Ctrl-C does; those that are ignored stay so."""
+    for number in _heeded():
+        signal.signal(number, signal.default_int_handler)
 
 
-def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(EXIT_CODES["interrupted"])
+def leave_on_signals() -> None:
+    """For a conversation: they raise SystemExit, which no turn holds up; but Ctrl-C is for the block that runs.
+
+    Between blocks it means nothing: it may be the second one, for an answer that the first has stopped already.
+    """
+    for number in _heeded():
+        signal.signal(number, _nothing if number == signal.SIGINT else _leave)
 
 
 @contextmanager
 def cancelling(cancel: Cancel) -> Iterator[None]:
-    """Set ``cancel`` on SIGINT, SIGTERM and SIGHUP, except where they are ignored (nohup).
+    """Set ``cancel`` on a signal that asks to end.
 
-    Handlers must not raise here: an exception inside one of llama.cpp's callbacks would be swallowed. Where SIGTERM
-    or SIGHUP means to leave (``leave_on_termination``), that happens after the block.
+    Handlers must not raise here: an exception inside one of llama.cpp's callbacks would be swallowed. Where the
+    signal means to leave (``leave_on_signals``), that happens after the block.
     """
     received: list[int] = []
 
@@ -33,14 +47,23 @@ def cancelling(cancel: Cancel) -> Iterator[None]:
         cancel.set()
         received.append(number)
 
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: handler for number in wanted if (handler := signal.getsignal(number)) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, stop)
+    before = {number: signal.signal(number, stop) for number in _heeded()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if any(before[signal.Signals(number)] is _leave for number in received):
-        _leave(received[0], None)
+        if any(before[signal.Signals(number)] is _leave for number in received):
+            _leave(received[0], None)
+
+
+def _heeded() -> list[signal.Signals]:
+    return [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_CODES["interrupted"])
+
+
+def _nothing(_signal: int, _frame: FrameType | None) -> None:
+    pass

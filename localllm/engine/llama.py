@@ -395,8 +395,11 @@ def _load_model(path: Path, options: LoadOptions, cancel: Cancel) -> Any:
         return model
     if cancel.reason:
         raise Cancelled(cancel.reason)
+    reason = log.reason() or "no reason given"
+    if "allocate" in reason:
+        raise OutOfMemory(f"{path.name} does not fit into memory: {reason}", "choose a smaller model")
     raise ModelFileError(
-        f"llama.cpp cannot load {path.name}: {log.reason() or 'no reason given'}",
+        f"llama.cpp cannot load {path.name}: {reason}",
         "the file may be damaged, or need a newer llama.cpp; try another file of this model",
     )
 

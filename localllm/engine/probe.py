@@ -99,11 +99,13 @@ def _failure(name: str, finished: child.Finished) -> LocalLLMError:
     last = finished.output.rstrip("\n").rpartition("\n")[2]
     try:
         code, message, hint = json.loads(last)
-    except ValueError:  # not ours: Python's own last line about an exception
+    except (ValueError, TypeError):  # not ours: Python's own last line about an exception
         return ModelFileError(f"{name} cannot be used: {_one_line(last)}", _HINT)
     if code == OutOfMemory.code:
         return OutOfMemory(message, hint)
-    return ModelFileError(message if code == ModelFileError.code else f"{name} cannot be used: {message}", hint or _HINT)
+    return ModelFileError(
+        message if code == ModelFileError.code else f"{name} cannot be used: {message}", hint or _HINT
+    )
 
 
 def _one_line(text: str) -> str:
@@ -134,7 +136,7 @@ def _use(path: Path, options: "LoadOptions") -> None:
     vocab = decoder.vocab
     list(vocab.control_tokens)  # spells out every token
     ids = run_in_worker(lambda: vocab.tokenize(_every_text()), Cancel()) or [0]
-    ids = ids[:: len(ids) // _BATCH_TOKENS + 1]
+    ids = ids[:: len(ids) // min(_BATCH_TOKENS, decoder.slice_tokens) + 1]
     decoder.feed(ids, bool)
     for sampling in (Sampling(temperature=0), Sampling(repeat_penalty=1.1)):
         sampler = decoder.sampler(sampling, seed=1)

@@ -18,7 +18,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-from localllm.errors import TemplateError
+from localllm.errors import OutOfMemory, TemplateError
 from localllm.values import Role
 
 # The filters that templates use; of the others some make huge values out of small ones.
@@ -168,8 +168,10 @@ class ChatTemplate:
                 if not roles or roles[0] != "system":
                     raise
                 return self._rendered(_without_system(messages))
-        except (RecursionError, MemoryError) as error:
+        except RecursionError as error:
             raise TemplateError("the model's chat template needs too much memory", _HINT) from error
+        except MemoryError as error:
+            raise OutOfMemory("there is not enough memory for a prompt of this size", "give less text") from error
         except Exception as error:  # a stranger's program: it can fail in any way that Python can
             reason = " ".join(str(error).split())[:200]
             raise TemplateError(f"the model's chat template fails: {reason}", _HINT) from error

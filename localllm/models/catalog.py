@@ -174,6 +174,10 @@ def full_catalog() -> Catalog:
     shipped = load_catalog()
     path = config.config_dir() / "models.yaml"
     try:
+        path.parent.stat()
+    except OSError:  # no such folder; or a home that we may not enter, as in a container of another user's
+        return shipped
+    try:
         path.lstat()  # of the link itself: one that leads nowhere is a mistake to tell, not a missing catalog
     except (FileNotFoundError, NotADirectoryError):
         return shipped

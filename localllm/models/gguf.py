@@ -43,6 +43,10 @@ _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LOOK_UP_TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
 _NO_MATRIX = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 _TABLE = "tid2eid"  # DeepSeek 4 routes by a table of expert numbers
+_NO_WRITERS = {  # they encode texts or images, or help another model
+    *("bert", "eurobert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe"),
+    *("clip", "dflash", "eagle3", "gemma-embedding", "gemma4-assistant", "t5", "t5encoder", "wavtokenizer-dec"),
+}
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 _RECURRENT = ("ssm_", "time_mix_", "shortconv.")
 
@@ -207,6 +211,8 @@ class _Facts:
         self.architecture = self.text("general.architecture")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.architecture):
             raise ModelFileError(f"names no usable architecture ({self.architecture!r})")
+        if self.architecture in _NO_WRITERS:
+            raise ModelFileError(f"is a {self.architecture} model, which cannot write text", "name a language model")
 
     def key(self, name: str) -> str:
         return name if name.startswith(("general.", "tokenizer.")) else f"{self.architecture}.{name}"
@@ -250,12 +256,12 @@ class _Facts:
 def _check_numbers(facts: _Facts) -> None:
     """Refuse the values that llama.cpp takes and stumbles over later: NaN, infinities, unknown names."""
     for key, value in facts.metadata.items():
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value) and not key.endswith("_bound"):  # none: infinite
             raise ModelFileError(f"says {key!r} is {value}")
-        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 < value < 1):
+        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < 1):  # 0: not used
             raise ModelFileError(f"says {key!r} is {value!r}, outside 0 to 1")
-    scaling = facts.text("rope.scaling.type")
-    if scaling and scaling not in _ROPE_SCALINGS:
+    scaling = facts.metadata.get(facts.key("rope.scaling.type"), "none")
+    if scaling not in _ROPE_SCALINGS:
         raise ModelFileError(f"asks for the unknown RoPE scaling {scaling!r}")
 
 
@@ -273,7 +279,7 @@ def _check_experts(facts: _Facts) -> None:
 def _check_types(tensors: tuple[Tensor, ...]) -> None:
     """Refuse the types that llama.cpp loads and then cannot compute with."""
     for tensor in tensors:
-        is_vector = len(tensor.dims) == 1 and tensor.name.endswith((".weight", ".bias"))
+        is_vector = len(tensor.dims) == 1 and tensor.name.endswith((".weight", ".bias", "scale"))
         if (is_vector or tensor.name.endswith("_norm.weight")) and tensor.type_name != "F32":
             raise ModelFileError(f"holds {tensor.name!r} as {tensor.type_name}, which can only be F32")
         if tensor.type_name in _NO_MATRIX and tensor.name.endswith(".weight") and _TABLE not in tensor.name:
@@ -400,6 +406,11 @@ def _head_dims(facts: _Facts, n_head: int, n_embd: int) -> tuple[int, int]:
         raise ModelFileError(f"divides embeddings of {n_embd:,} values among {n_head} heads")
     dim_k = facts.integer("attention.key_length", n_embd // n_head, low=1)
     dim_v = facts.integer("attention.value_length", n_embd // n_head, low=1)
+    for windows in ("", "_swa"):
+        length = facts.integer(f"attention.key_length{windows}", dim_k)
+        rotated = facts.integer(f"rope.dimension_count{windows}", 2)
+        if not 0 < rotated <= length or rotated % 2:  # 0 keeps llama.cpp busy for ever
+            raise ModelFileError(f"rotates {rotated:,} of {length:,} values of each key")
     return dim_k, dim_v
 
 

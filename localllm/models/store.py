@@ -89,7 +89,7 @@ def find(reference: str, catalog: Catalog) -> LocalModel | None:
     if wanted is None or not wanted.explicit:
         path = _expanded(reference)
         if _exists(path, looks_like_path=wanted is None and _looks_like_path(reference)):
-            return LocalModel(path.name, parts(path.with_name(first_part(path.name))), FILE)
+            return LocalModel(path.name, parts(path.parent / first_part(path.name)) if path.name else (path,), FILE)
     return (_in_hub_cache(wanted, catalog) if wanted else None) or _elsewhere(reference, wanted, catalog)
 
 

@@ -1,16 +1,20 @@
 """The input line: what the keys do and when a text is complete. Handlers are thin, the rules pure functions."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import is_searching
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+from localllm.errors import UsageError
 from localllm.terminal.commands import COMMANDS
+from localllm.terminal.editor import edited
 
 _QUOTES = '"""'
 
@@ -37,13 +41,16 @@ def completions(text: str) -> list[tuple[str, str]]:
     return [(f"/{command.name}", command.help) for command in COMMANDS if command.name.startswith(text[1:])]
 
 
-def new_prompt(history_file: Path | None) -> "PromptSession[str]":
-    """The input line with history, completion and keys. ``history_file`` None keeps history in memory."""
+def new_prompt(history_file: Path | None, say: Callable[[str], None]) -> "PromptSession[str]":
+    """The input line with history, completion and keys. ``history_file`` None keeps history in memory.
+
+    ``say`` shows a line above it, where a key could not do its work.
+    """
     return PromptSession(
-        history=_history(history_file),
+        history=_History(str(history_file)) if history_file else InMemoryHistory(),
         completer=_CommandCompleter(),
         complete_while_typing=True,
-        key_bindings=_bindings(),
+        key_bindings=_bindings(say),
         multiline=True,
         enable_open_in_editor=False,
         enable_suspend=True,
@@ -59,11 +66,21 @@ class _CommandCompleter(Completer):
             yield Completion(name, start_position=-len(text), display_meta=help_text)
 
 
-def _history(path: Path | None) -> History:
-    return FileHistory(str(path)) if path else InMemoryHistory()
+class _History(FileHistory):
+    """Goes on in memory where its file can no longer be read or written."""
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return super().load_history_strings()
+        except OSError:
+            return []
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
 
 
-def _bindings() -> KeyBindings:
+def _bindings(say: Callable[[str], None]) -> KeyBindings:
     bindings = KeyBindings()
     typing = ~is_searching  # in Ctrl-R's search, Enter accepts and Ctrl-G aborts, as everywhere
 
@@ -81,7 +98,15 @@ def _bindings() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     @bindings.add("c-g", filter=typing)
-    def _editor(event: KeyPressEvent) -> None:
-        event.current_buffer.open_in_editor()
+    async def _editor(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+
+        def edit() -> None:
+            try:
+                buffer.document = Document(edited(buffer.text))
+            except UsageError as error:
+                say(f"{error.message}; {error.hint}")
+
+        await run_in_terminal(edit)
 
     return bindings

@@ -49,6 +49,14 @@ def wants_color() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def columns(stream: TextIO) -> int:
+    """The width in characters of the terminal behind ``stream``; 80 where there is none, or it does not tell."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
 def show(events: Iterator[Event], view: View) -> TurnEnd:
     """Write an answer as it comes; returns the event that ended it."""
     writer, progress = _Writer(view), _ProgressLine(view.status, view.progress)
@@ -147,7 +155,8 @@ class _ProgressLine:
         if not self._enabled or time.monotonic() - self._begin_s < _PROGRESS_AFTER_S:
             return
         percent = 100 * event.done // max(1, event.total)
-        self._status.write(f"\r\x1b[Kreading the prompt: {event.done:,} of {event.total:,} tokens ({percent} %)")
+        line = f"reading the prompt: {event.done:,} of {event.total:,} tokens ({percent} %)"
+        self._status.write("\r\x1b[K" + line[: columns(self._status) - 1])  # one row, or it cannot be taken away
         self._status.flush()
         self._shown = True
 

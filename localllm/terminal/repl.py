@@ -6,8 +6,9 @@ Knows keys, commands and rendering; what a turn is, only the chat knows.
 import os
 import sys
 import termios
+import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from prompt_toolkit.formatted_text import HTML
@@ -16,8 +17,9 @@ from localllm.cancel import Cancel
 from localllm.errors import LocalLLMError, PromptTooLong
 from localllm.session.chat import Chat
 from localllm.terminal import commands, keys, render
-from localllm.terminal.safe import safe
+from localllm.terminal.safe import readable, safe
 
+_MIN_COLUMNS = 20  # in a narrower window our lines are folded by the terminal
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and localllm chat --ctx-size N gives more room"
 
 Cancelling = Callable[[Cancel], AbstractContextManager[None]]
@@ -41,7 +43,7 @@ class Repl:
         self._view = view
         self._context = commands.Context(chat, switch_model)
         self._cancelling = cancelling
-        self._prompt = keys.new_prompt(history_file)
+        self._prompt = keys.new_prompt(history_file, self._say)
 
     def run(self) -> int:
         """Talk until the user leaves; returns the exit code."""
@@ -51,7 +53,8 @@ class Repl:
             self._say(render.NO_TEMPLATE)
         while True:
             try:
-                line = self._prompt.prompt(HTML("<b>&gt; </b>") if self._view.color else "> ")
+                # Here Ctrl-C is a key. A SIGINT is somebody else's: the user's, in the editor that Ctrl-G opened.
+                line = self._prompt.prompt(HTML("<b>&gt; </b>") if self._view.color else "> ", handle_sigint=False)
             except KeyboardInterrupt:  # takes back what was typed; where nothing was, somebody wants to leave
                 if not self._prompt.default_buffer.text:
                     self._say("Ctrl-D or /exit leaves")
@@ -59,7 +62,7 @@ class Repl:
             except EOFError:
                 return 0
             try:
-                self._handle(line)
+                self._handle(readable(line))
             except commands.Leave:
                 return 0
             except LocalLLMError as error:
@@ -73,7 +76,7 @@ class Repl:
 
     def _answer(self, text: str) -> None:
         cancel = Cancel()
-        with self._cancelling(cancel), _keys_unseen():
+        with self._cancelling(cancel), keys_unseen():
             try:
                 end = render.show(self._chat.turn(text, cancel, not self._view.reasoning), self._view)
             except PromptTooLong as error:
@@ -88,22 +91,26 @@ class Repl:
         self._say(render.stats_line(end, self._chat.engine.info.n_ctx))
 
     def _say(self, text: str) -> None:
-        """A line of our own, told apart from the model's by being dim."""
-        shown = safe(text)
+        """Lines of our own, told apart from the model's by being dim; folded between words."""
+        width = max(_MIN_COLUMNS, render.columns(self._view.out))
+        folded = (textwrap.fill(line, width, break_long_words=False) for line in safe(text).split("\n"))
+        shown = "\n".join(folded)
         shown = f"\x1b[2m{shown}\x1b[0m" if self._view.color else shown
         print(shown, file=self._view.out, flush=True)
 
 
 @contextmanager
-def _keys_unseen() -> Iterator[None]:
-    """Keep what is typed meanwhile from being written into the answer; the next prompt still gets it."""
+def keys_unseen() -> Iterator[None]:
+    """Keep what is typed meanwhile from being written between our lines; the next prompt gets it, key by key."""
     before = termios.tcgetattr(sys.stdin)
-    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    input_flags, *others, local_flags = before[:4]
+    unseen = [input_flags & ~termios.ICRNL, *others, local_flags & ~(termios.ECHO | termios.ICANON), *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, unseen)
     try:
         yield
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def history_path(directory: Path) -> Path | None:
