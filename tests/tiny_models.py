@@ -1,0 +1,180 @@
+"""Makes tiny models of any architecture, with random weights: a few hundred kB that llama.cpp loads and runs.
+
+llama.cpp itself creates the tensors that an architecture wants; only metadata and weights come from here. The same
+arguments give the same file. Answers make no sense, but they are answers.
+"""
+
+import ctypes
+import itertools
+import zlib
+from pathlib import Path
+
+import gguf
+import numpy as np
+from llama_cpp._ggml import libggml
+
+from localllm.engine.llama import devices, lib
+
+
+def byte_texts() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary, as GPT-2 chose them."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(0x100)
+    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")
+MERGES = ("t h", "th e", "i n", "e r", "Ġ a", "a n", "an d", "Ġ the", "o n", "Ċ Ċ")
+TOKENS = (*byte_texts(), *SPECIAL, *(merge.replace(" ", "") for merge in MERGES))
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_EVERY = {
+    "block_count": 2,
+    "context_length": 2048,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+_STATE_SPACE = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16, "ssm.time_step_rank": 8}
+
+# What an architecture says beyond that. Heads stay at 16 values each, unless the architecture says so.
+ARCHITECTURES: dict[str, dict[str, object]] = {
+    "llama": {"rope.dimension_count": 16},
+    "gemma3": {  # sliding windows: every sixth layer sees everything
+        "block_count": 6,
+        "attention.sliding_window": 128,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+    },
+    "qwen3moe": {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 32,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+    },
+    "mamba": {"attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0, **_STATE_SPACE},
+    "lfm2": {"attention.head_count_kv": [0, 2, 0, 2], "block_count": 4, "shortconv.l_cache": 3},  # 0: convolution
+    "qwen35": {  # every fourth layer is one of attention
+        "block_count": 4,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "rope.dimension_sections": [2, 2, 2, 2],
+        "rope.dimension_count": 16,
+        **_STATE_SPACE,
+        "ssm.group_count": 4,
+    },
+}
+RECURRENT = ("mamba", "lfm2", "qwen35")  # wholly or in part
+
+
+def make(architecture: str, path: Path, seed: int = 0, weights: str = "F32", **metadata: object) -> Path:
+    """Write a model to ``path``. ``metadata`` replaces or adds entries (None leaves one out).
+
+    Keys without ``general.`` or ``tokenizer.`` in front belong to the architecture. ``weights`` is the type of the
+    matrices: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0 or Q4_1.
+    """
+    entries = _EVERY | ARCHITECTURES[architecture] | _tokenizer() | metadata
+    known = {key: value for key, value in entries.items() if value is not None}
+    _write(path, architecture, known, {}, weights)
+    _write(path, architecture, known, _tensors(path, seed), weights)
+    return path
+
+
+def _tokenizer() -> dict[str, object]:
+    return {
+        "general.name": "Tiny",
+        "tokenizer.chat_template": TEMPLATE,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": list(TOKENS),
+        "tokenizer.ggml.token_type": [3 if token in SPECIAL else 1 for token in TOKENS],
+        "tokenizer.ggml.merges": list(MERGES),
+        "tokenizer.ggml.bos_token_id": TOKENS.index("<|im_start|>"),
+        "tokenizer.ggml.eos_token_id": TOKENS.index("<|im_end|>"),
+        "tokenizer.ggml.unknown_token_id": TOKENS.index("<unk>"),
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def _write(
+    path: Path, architecture: str, metadata: dict[str, object], tensors: dict[str, np.ndarray], weights: str
+) -> None:
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in metadata.items():
+        key = name if name.startswith(("general.", "tokenizer.")) else f"{architecture}.{name}"
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case _:
+                writer.add_array(key, value)
+    for name, values in tensors.items():
+        kind = gguf.GGMLQuantizationType[weights if _is_matrix(name, values) else "F32"]
+        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _is_matrix(name: str, values: np.ndarray) -> bool:
+    """True for what models are quantised in."""
+    return values.ndim > 1 and values.shape[-1] % 32 == 0 and "norm" not in name and "conv" not in name
+
+
+class _GgufInit(ctypes.Structure):
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of ``struct ggml_tensor``."""
+
+    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4))
+
+
+def _tensors(header: Path, seed: int) -> dict[str, np.ndarray]:
+    """Have llama.cpp name the tensors that it wants for this metadata, and give them random values."""
+    libggml.gguf_init_from_file.argtypes = (ctypes.c_char_p, _GgufInit)
+    libggml.gguf_init_from_file.restype = ctypes.c_void_p
+    libggml.gguf_free.argtypes = (ctypes.c_void_p,)
+    libggml.ggml_get_name.argtypes, libggml.ggml_get_name.restype = (ctypes.c_void_p,), ctypes.c_char_p
+    libggml.ggml_n_dims.argtypes = (ctypes.c_void_p,)
+    tensors = {}
+
+    def note(pointer: int, _: object) -> None:
+        name = libggml.ggml_get_name(pointer).decode()
+        if name.endswith("scale"):  # goes with types of weights that are not made here
+            return
+        dims = _Tensor.from_address(pointer).ne[: libggml.ggml_n_dims(pointer)]
+        tensors[name] = _weights(name, tuple(reversed(dims)), seed)
+
+    devices()  # starts llama.cpp, with its log kept from the terminal
+    metadata = libggml.gguf_init_from_file(str(header).encode(), _GgufInit(True, None))
+    callback = lib.llama_model_set_tensor_data_t(note)
+    model = lib.llama_model_init_from_user(metadata, callback, None, lib.llama_model_default_params())
+    libggml.gguf_free(metadata)
+    if not model:
+        raise ValueError(f"llama.cpp makes no model of the metadata in {header}")
+    lib.llama_model_free(model)
+    return tensors
+
+
+def _weights(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Random, but such that activations neither vanish nor explode."""
+    random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    values = random.standard_normal(shape, np.float32)
+    if "norm" in name:
+        return 1 + 0.1 * values
+    if name.endswith("ssm_a"):
+        return -np.exp(values)
+    return 0.15 * values
