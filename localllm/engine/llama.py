@@ -7,6 +7,7 @@ Knows no chat, no text and no policy: sizes, threads and layers come in as plain
 import collections
 import ctypes
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -333,6 +334,13 @@ def _stretches(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+def _checked(token: int, logit: float) -> int:
+    """The token, if the model has computed numbers: out of NaN any sampler chooses something."""
+    if math.isnan(logit):
+        raise DecodeError("the model computes no numbers (NaN)", "its file is damaged; try another")
+    return token
+
+
 class _Greedy:
     """The arg-max: no chain, no candidates, no random numbers."""
 
@@ -340,7 +348,9 @@ class _Greedy:
         self._ctx, self._shape = ctx, (n_tokens,)
 
     def sample(self) -> int:
-        return int(np.ctypeslib.as_array(lib.llama_get_logits_ith(self._ctx, -1), self._shape).argmax())
+        logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(self._ctx, -1), self._shape)
+        token = int(logits.argmax())
+        return _checked(token, logits[token])
 
     def close(self) -> None:
         """Nothing to free."""
@@ -353,7 +363,8 @@ class _Chain:
         self._ctx, self._chain = ctx, chain
 
     def sample(self) -> int:
-        return int(lib.llama_sampler_sample(self._chain, self._ctx, -1))
+        token = int(lib.llama_sampler_sample(self._chain, self._ctx, -1))
+        return _checked(token, lib.llama_get_logits_ith(self._ctx, -1)[token])
 
     def close(self) -> None:
         lib.llama_sampler_free(self._chain)
