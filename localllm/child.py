@@ -8,9 +8,11 @@ import os
 import re
 import selectors
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from localllm.cancel import Cancel
@@ -51,6 +53,14 @@ def run(command: Sequence[str], environment: Mapping[str, str], on_bytes: OnByte
             raise
     cancel.check()  # Ctrl-C reaches the child as well: its failure is not the reason then
     return Finished(child.returncode, output)
+
+
+def python(function: Callable[[], None], *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a Python that runs a function of this package; it finds ``arguments`` in sys.argv."""
+    package_root = str(Path(__file__).parents[1])
+    code = f"from {function.__module__} import {function.__name__}; {function.__name__}()"
+    path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    return [sys.executable, "-P", "-c", code, *arguments], os.environ | {"PYTHONPATH": path}
 
 
 def _follow(stdout: IO[bytes], on_bytes: OnBytes, cancel: Cancel) -> str:

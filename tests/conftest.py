@@ -6,13 +6,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import hypothesis
 import pytest
 from servers import Site, serving
+from terminals import Terminal
 
 from localllm import Settings, config, open_engine
 from localllm.models.catalog import load_catalog
@@ -78,6 +79,22 @@ def home(tmp_path, monkeypatch) -> Path:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def terminal(home, smollm2, monkeypatch) -> Iterator[Callable[..., Terminal]]:
+    """Starts chats with the default model in pseudo-terminals, and ends them."""
+    monkeypatch.setenv("LOCALLLM_MODEL", str(smollm2))
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody answers where the cursor is
+    opened: list[Terminal] = []
+
+    def start(*arguments, **options) -> Terminal:
+        opened.append(Terminal(*arguments, **options))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.child.close(force=True)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
-from terminals import ENDLESS, PROGRAM, STATUS, Terminal
+from terminals import ENDLESS, PROGRAM, STATUS
 
 from localllm.errors import UsageError
 from localllm.terminal.editor import edited
@@ -30,21 +30,6 @@ ASCII_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 @pytest.fixture
 def model(home, smollm2, monkeypatch):
     monkeypatch.setenv("LOCALLLM_MODEL", str(smollm2))
-
-
-@pytest.fixture
-def terminal(model, monkeypatch):
-    """Starts a chat in a pseudo-terminal."""
-    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody answers where the cursor is
-    opened = []
-
-    def start(*arguments, **options):
-        opened.append(Terminal(*arguments, **options))
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.child.close(force=True)
 
 
 # Sends itself a signal at the moment when a function of the product returns.

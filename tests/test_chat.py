@@ -12,7 +12,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from fakes import FakeDecoder, fake_engine, says
-from terminals import ENDLESS, PROGRAM, STATUS, Terminal
+from terminals import ENDLESS, PROGRAM, STATUS
 
 from localllm import Message, Sampling, TurnEnd
 from localllm.cancel import Cancel
@@ -21,21 +21,6 @@ from localllm.session.chat import Chat
 from localllm.terminal import commands
 from localllm.terminal.keys import completions, is_complete, unquoted
 from localllm.terminal.repl import history_path
-
-
-@pytest.fixture
-def terminal(home, smollm2, monkeypatch):
-    monkeypatch.setenv("LOCALLLM_MODEL", str(smollm2))
-    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # pexpect does not answer where the cursor is
-    opened = []
-
-    def start(*arguments, **options):
-        opened.append(Terminal(*arguments, **options))
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.child.close(force=True)
 
 
 @pytest.mark.model

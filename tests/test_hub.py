@@ -305,6 +305,14 @@ def test_a_repository_that_is_not_there(serve: Serve) -> None:
         resolve("user/other", NO_CATALOG)
 
 
+def test_a_repository_without_a_network() -> None:
+    """It is said who cannot be reached, and what to do, as for a model of the catalog."""
+    with pytest.raises(DownloadError) as caught:
+        resolve("user/repo", NO_CATALOG)
+    assert caught.value.message == "user/repo cannot be fetched (the Hugging Face hub: it cannot be reached)"
+    assert caught.value.hint == "check the network, or give the path of a GGUF file"
+
+
 def test_a_split_model(serve: Serve) -> None:
     """All parts are fetched and belong together; with one missing it is not found, and only that one is fetched."""
     names = [f"Big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]

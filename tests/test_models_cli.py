@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -255,6 +256,20 @@ def test_in_a_terminal_a_bar_is_drawn_and_removed(environment: dict[str, str]) -
     assert b"fetching qwen2.5-coder-0.5b" in shown
     assert b"\x1b[" in shown
     assert Path(path.decode().rstrip("\n")).read_bytes() == MODEL
+
+
+def test_the_path_outlives_the_bar(environment: dict[str, str]) -> None:
+    """Where stdout and stderr are one terminal, the path is written after the bar was taken away."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*PROGRAM, "pull", SPEC.name], env=environment, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+    os.close(ours)
+    last_line = shown.decode().rstrip().rpartition("\n")[2]
+    assert Path(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", last_line)).read_bytes() == MODEL
+    assert b"\x1b[" not in shown[shown.rindex(SPEC.sources[0].file_name.encode()) :]  # type: ignore[union-attr]
 
 
 def _read(terminal: int) -> bytes:

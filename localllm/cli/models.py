@@ -55,10 +55,11 @@ def pull(
     from localllm.terminal.progress import download_progress
 
     cancel, catalog = Cancel(), full_catalog()
-    with cancelling(cancel), download_progress() as on_download:
-        for name in models:
-            sys.stdout.write(f"{store.resolve(name, catalog, on_download, cancel).path}\n")
-            sys.stdout.flush()
+    for name in models:
+        with cancelling(cancel), download_progress() as on_download:
+            model = store.resolve(name, catalog, on_download, cancel)
+        sys.stdout.write(f"{model.path}\n")  # once the bar is gone: it takes the lines around it along
+        sys.stdout.flush()
 
 
 def rm(

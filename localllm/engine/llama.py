@@ -19,6 +19,7 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would star
 if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin long at a barrier starve each other on a busy machine
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+import llama_cpp
 import llama_cpp.llama_cpp as lib
 import numpy as np
 from llama_cpp._ggml import libggml
@@ -27,6 +28,8 @@ from localllm.cancel import Cancel
 from localllm.engine.decoder import ControlToken, Sampler
 from localllm.errors import Cancelled, DecodeError, ModelFileError, OutOfMemory
 from localllm.values import KvType, Sampling
+
+VERSION: str = llama_cpp.__version__
 
 _KV_TYPES: dict[KvType, int] = {
     "f16": lib.GGML_TYPE_F16,

@@ -10,13 +10,11 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import re
 import resource
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from signal import SIGKILL
 from typing import TYPE_CHECKING
@@ -28,6 +26,7 @@ from localllm.errors import LocalLLMError, ModelFileError, OutOfMemory, Unavaila
 if TYPE_CHECKING:
     from localllm.engine.llama import LoadOptions
 
+_TRIAL = 1  # counts up whenever a trial does more than before
 _N_CTX = 512
 _BATCH_TOKENS = 40  # more than 32, where the last of llama.cpp's ways to multiply matrices begins
 _LAST_WORDS = re.compile(r"([\w-]+\.\w+:\d+: .+)|what\(\):\s+(.+)")  # an assertion; an exception that nobody caught
@@ -59,27 +58,24 @@ def try_out(
 
 
 def _fingerprint(parts: Sequence[Path], options: "LoadOptions") -> str:
-    """Another one whenever a file differs, or which code of llama.cpp will run.
+    """Another one whenever a file differs, or what will run on it: which llama.cpp, where, and which trial.
 
     A file that was changed in place and had its date put back still shows in ctime.
     """
+    from localllm.engine.llama import VERSION
+
     try:
         found = [part.stat() for part in parts]
     except OSError as error:
         raise ModelFileError(f"{error.filename} cannot be read: {error.strerror}", "check the path") from None
     files = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found]
-    code = (version("llama-cpp-python"), version("localllm"), options.kv, options.gpu_layers > 0)
+    code = (VERSION, _TRIAL, options.kv, options.gpu_layers > 0)
     return hashlib.sha256(repr((files, code)).encode()).hexdigest()
 
 
 def _try_in_child(path: Path, options: "LoadOptions", cancel: Cancel) -> None:
-    package_root = str(Path(__file__).parents[2])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-    }
     small = dataclasses.replace(options, n_ctx=min(options.n_ctx, _N_CTX))
-    code = f"from {__name__} import probe_child; probe_child()"
-    command = [sys.executable, "-P", "-c", code, str(path), json.dumps(dataclasses.asdict(small))]
+    command, environment = child.python(probe_child, str(path), json.dumps(dataclasses.asdict(small)))
     try:
         finished = child.run(command, environment, lambda *_: None, cancel)
     except OSError as error:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from localllm.errors import ModelFileError
-from localllm.models.container import Array, Container, Tensor, Value, read_container
+from localllm.models.container import Container, Tensor, Value, read_container
+from localllm.models.facts import Facts
 from localllm.models.split import parts
 from localllm.values import KvType
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: one more aborts the process
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 MAX_CONTEXT = 2**30
-MAX_WIDTH = 2**24
 MAX_VOCABULARY = 2**24
 
 _KV_BYTES_PER_VALUE: Final[dict[KvType, tuple[int, int]]] = {
@@ -43,10 +43,6 @@ _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LOOK_UP_TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
 _NO_MATRIX = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 _TABLE = "tid2eid"  # DeepSeek 4 routes by a table of expert numbers
-_NO_WRITERS = {  # they encode texts or images, or help another model
-    *("bert", "eurobert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe"),
-    *("clip", "dflash", "eagle3", "gemma-embedding", "gemma4-assistant", "t5", "t5encoder", "wavtokenizer-dec"),
-}
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 _RECURRENT = ("ssm_", "time_mix_", "shortconv.")
 
@@ -196,64 +192,14 @@ def _check_part(container: Container, number: int, count: int) -> None:
 
 
 def _shape_of(container: Container, file_bytes: int) -> ModelShape:
-    facts = _Facts(container)
+    facts = Facts(container)
     _check_numbers(facts)
     _check_experts(facts)
     _check_types(container.tensors)
     return _shape(facts, container.tensors, file_bytes)
 
 
-class _Facts:
-    """The metadata, with typed and bounded access. Keys without a known prefix belong to the architecture."""
-
-    def __init__(self, container: Container) -> None:
-        self.metadata = container.metadata
-        self.architecture = self.text("general.architecture")
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.architecture):
-            raise ModelFileError(f"names no usable architecture ({self.architecture!r})")
-        if self.architecture in _NO_WRITERS:
-            raise ModelFileError(f"is a {self.architecture} model, which cannot write text", "name a language model")
-
-    def key(self, name: str) -> str:
-        return name if name.startswith(("general.", "tokenizer.")) else f"{self.architecture}.{name}"
-
-    def text(self, name: str) -> str:
-        value = self.metadata.get(self.key(name), "")
-        if not isinstance(value, str):
-            raise ModelFileError(f"is damaged: {self.key(name)} is not a text")
-        return value
-
-    def integer(self, name: str, default: int | None = None, *, low: int = 0, high: int = MAX_WIDTH) -> int:
-        value = self.metadata.get(self.key(name), default)
-        if value is None:
-            raise ModelFileError(f"does not say its {self.key(name)}")
-        return self._bounded(name, value, low, high)
-
-    def per_layer(self, name: str, n_layers: int, default: tuple[int, ...]) -> tuple[int, ...]:
-        """A number for each layer; the file may give one for all."""
-        value = self.metadata.get(self.key(name))
-        if value is None:
-            return default
-        if not isinstance(value, Array):
-            return (self._bounded(name, value, 0, MAX_WIDTH),) * n_layers
-        if len(value.values) != n_layers:
-            raise ModelFileError(f"gives {value.count} values of {self.key(name)} for its {n_layers} layers")
-        return tuple(self._bounded(name, item, 0, MAX_WIDTH) for item in value.values)
-
-    def count(self, name: str) -> int:
-        """The number of items of an array, 0 where there is none."""
-        value = self.metadata.get(self.key(name))
-        return value.count if isinstance(value, Array) else 0
-
-    def _bounded(self, name: str, value: object, low: int, high: int) -> int:
-        if not isinstance(value, int):
-            raise ModelFileError(f"is damaged: {self.key(name)} is not a whole number")
-        if not low <= value <= high:
-            raise ModelFileError(f"says {self.key(name)} is {value:,}, outside {low:,} to {high:,}")
-        return int(value)
-
-
-def _check_numbers(facts: _Facts) -> None:
+def _check_numbers(facts: Facts) -> None:
     """Refuse the values that llama.cpp takes and stumbles over later: NaN, infinities, unknown names."""
     for key, value in facts.metadata.items():
         if isinstance(value, float) and not math.isfinite(value) and not key.endswith("_bound"):  # none: infinite
@@ -265,7 +211,7 @@ def _check_numbers(facts: _Facts) -> None:
         raise ModelFileError(f"asks for the unknown RoPE scaling {scaling!r}")
 
 
-def _check_experts(facts: _Facts) -> None:
+def _check_experts(facts: Facts) -> None:
     """The relations between expert counts that llama.cpp asserts."""
     n_experts = facts.integer("expert_count", 0, high=MAX_EXPERTS)
     groups = facts.integer("expert_group_count", 0)
@@ -286,7 +232,7 @@ def _check_types(tensors: tuple[Tensor, ...]) -> None:
             raise ModelFileError(f"holds {tensor.name!r} as {tensor.type_name}, which is no type for weights")
 
 
-def _shape(facts: _Facts, tensors: tuple[Tensor, ...], file_bytes: int) -> ModelShape:
+def _shape(facts: Facts, tensors: tuple[Tensor, ...], file_bytes: int) -> ModelShape:
     n_blocks = facts.integer("block_count", low=1, high=MAX_LAYERS)
     n_nextn = facts.integer("nextn_predict_layers", 0, high=n_blocks - 1)
     n_layers = n_blocks - n_nextn
@@ -343,7 +289,7 @@ def _blocks(tensors: tuple[Tensor, ...], n_layers: int, n_blocks: int) -> tuple[
     return blocks
 
 
-def _vocabulary(facts: _Facts, tensors: tuple[Tensor, ...], n_embd: int) -> int:
+def _vocabulary(facts: Facts, tensors: tuple[Tensor, ...], n_embd: int) -> int:
     """The number of tokens, on which the token list, the declared size and the embedding table must agree."""
     table = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
     n_tokens = facts.count("tokenizer.ggml.tokens")
@@ -364,7 +310,7 @@ def _vocabulary(facts: _Facts, tensors: tuple[Tensor, ...], n_embd: int) -> int:
     return n_vocab
 
 
-def _experts_used(facts: _Facts, n_blocks: int, n_experts: int) -> int:
+def _experts_used(facts: Facts, n_blocks: int, n_experts: int) -> int:
     """How many experts a token passes in a layer; the largest number where layers differ."""
     used = max(facts.per_layer("expert_used_count", n_blocks, (0,)))
     if used > n_experts or (n_experts and not used):
@@ -382,7 +328,7 @@ class _Heads:
     dim_v: int
 
     @classmethod
-    def read(cls, facts: _Facts, blocks: tuple[list[Tensor], ...], n_embd: int) -> "_Heads":
+    def read(cls, facts: Facts, blocks: tuple[list[Tensor], ...], n_embd: int) -> "_Heads":
         n_blocks = len(blocks)
         heads = facts.per_layer("attention.head_count", n_blocks, (0,) * n_blocks)
         declared = facts.per_layer("attention.head_count_kv", n_blocks, heads)
@@ -397,7 +343,7 @@ class _Heads:
         return cls(kv, tuple(n * width for n, width in zip(kv, widths, strict=True)), dim_k, dim_v)
 
 
-def _head_dims(facts: _Facts, n_head: int, n_embd: int) -> tuple[int, int]:
+def _head_dims(facts: Facts, n_head: int, n_embd: int) -> tuple[int, int]:
     """Values in a head's key and value vectors; by default the embedding is divided among the heads."""
     if n_head == 0:
         return 0, 0
@@ -414,7 +360,7 @@ def _head_dims(facts: _Facts, n_head: int, n_embd: int) -> tuple[int, int]:
     return dim_k, dim_v
 
 
-def _cached_heads(facts: _Facts, blocks: tuple[list[Tensor], ...], declared: tuple[int, ...]) -> tuple[int, ...]:
+def _cached_heads(facts: Facts, blocks: tuple[list[Tensor], ...], declared: tuple[int, ...]) -> tuple[int, ...]:
     """KV heads with a cache of their own: none in recurrent layers, nor in last layers that share."""
     first_shared = len(blocks) - facts.integer("attention.shared_kv_layers", 0)
 
@@ -426,7 +372,7 @@ def _cached_heads(facts: _Facts, blocks: tuple[list[Tensor], ...], declared: tup
     return tuple(n_kv if cached(i, block) else 0 for i, (block, n_kv) in enumerate(zip(blocks, declared, strict=True)))
 
 
-def _cached_widths(facts: _Facts, n_blocks: int, dim_k: int, dim_v: int) -> tuple[int, ...]:
+def _cached_widths(facts: Facts, n_blocks: int, dim_k: int, dim_v: int) -> tuple[int, ...]:
     """Numbers that one KV head of each block caches for a token, keys and values together."""
     if facts.integer("attention.key_length_mla", 0):  # latent attention keeps the compressed keys only
         return (dim_k,) * n_blocks
@@ -438,7 +384,7 @@ def _cached_widths(facts: _Facts, n_blocks: int, dim_k: int, dim_v: int) -> tupl
     return tuple(windowed if in_window else full for in_window in pattern)
 
 
-def _quantisation(facts: _Facts, tensors: tuple[Tensor, ...]) -> str:
+def _quantisation(facts: Facts, tensors: tuple[Tensor, ...]) -> str:
     file_type = facts.metadata.get("general.file_type")
     if isinstance(file_type, int) and file_type in _FILE_TYPES:
         return _FILE_TYPES[file_type]

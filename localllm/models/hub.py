@@ -197,14 +197,8 @@ def _child(arguments: list[str], on_bytes: OnBytes, cancel: Cancel, extra: dict[
     """Run ``hub_child`` and return the last line that it writes: its result, or the reason of its failure."""
     from localllm import child
 
-    package_root = str(Path(__file__).parents[2])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH")))),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        **(extra or {}),
-    }
-    command = [sys.executable, "-P", "-c", f"from {__name__} import hub_child; hub_child()", *arguments]
+    command, environment = child.python(hub_child, *arguments)
+    environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"} | (extra or {})
     finished = child.run(command, environment, on_bytes, cancel)
     last_line = finished.output.rstrip("\n").rpartition("\n")[2]
     if not finished.ok:

