@@ -203,7 +203,9 @@ def test_a_catalog_of_ones_own(environment: dict[str, str]) -> None:
     catalog.parent.mkdir(parents=True)
     catalog.write_text("mine:\n  description: Own\n  licence: mit\n  sources:\n    - {path: ~/own.gguf}\n")
     assert _run(environment, "list", "mine").stdout.splitlines()[1].split()[0] == "mine"
-    assert json.loads(_run(environment, "show", "--json", "mine").stdout)["model"]["path"] == str(home / "own.gguf")
+    shown = json.loads(_run(environment, "show", "--json", "mine").stdout)["model"]
+    assert (shown["path"], shown["own_entry"]) == (str(home / "own.gguf"), True)
+    assert json.loads(_run(environment, "show", "--json", SPEC.name).stdout)["model"]["own_entry"] is False
     assert _run(environment, "pull", "mine").stdout.strip() == str(home / "own.gguf")
     assert _run(environment, "rm", "mine").returncode == 2
     catalog.write_text("mine:\n  description: Own\n  licens: mit\n")

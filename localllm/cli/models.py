@@ -140,6 +140,7 @@ class _Entry:
             "licence": spec.licence if spec else None,
             "draft": spec.draft if spec else None,
             "thinking": spec.thinking if spec else None,
+            "own_entry": spec.own if spec else None,
         }
 
 

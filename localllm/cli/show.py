@@ -71,6 +71,7 @@ def _model_facts(local: "LocalModel | None", spec: "ModelSpec | None", machine: 
         "draft": spec.draft if spec else None,
         "thinking": spec.thinking if spec else None,
         "sampling": dict(spec.sampling) if spec else None,
+        "own_entry": spec.own if spec else None,
     }
 
 

@@ -104,18 +104,22 @@ def _repository_folder(repository: str) -> Path:
 # and nothing that another program has.
 
 
+def _marks_folder() -> Path:
+    return config.data_dir() / "fetched"
+
+
 def _mark(snapshot_file: Path) -> Path:
-    return config.data_dir() / "fetched" / snapshot_file.relative_to(cache_folder())
+    return _marks_folder() / snapshot_file.relative_to(cache_folder())
 
 
 def _marks(repository: str, file_name: str) -> list[Path]:
-    folder = config.data_dir() / "fetched" / _repository_folder(repository).name / "snapshots"
+    folder = _marks_folder() / _repository_folder(repository).name / "snapshots"
     return [path for name in parts(Path(file_name)) for path in folder.glob(f"*/{name}") if is_file(path)]
 
 
 def our_files(repository: str) -> list[str]:
     """The files (of a split one, the first part) that we have fetched from a repository, or begun to."""
-    folder = config.data_dir() / "fetched" / _repository_folder(repository).name / "snapshots"
+    folder = _marks_folder() / _repository_folder(repository).name / "snapshots"
     marks = [path.relative_to(folder) for path in folder.glob("*/**/*.gguf")]
     return sorted({first_part(Path(*mark.parts[1:]).as_posix()) for mark in marks})
 
@@ -128,7 +132,7 @@ def remove(repository: str, file_name: str) -> int:
     freed_bytes = 0
     folder = _repository_folder(repository)
     for mark in _marks(repository, file_name):
-        link = cache_folder() / mark.relative_to(config.data_dir() / "fetched")
+        link = cache_folder() / mark.relative_to(_marks_folder())
         etag = mark.read_text(encoding="utf-8", errors="replace")
         if not _ETAG.fullmatch(etag):
             raise LocalLLMError(f"{mark} is damaged", "delete it, and the model with: hf cache rm")
