@@ -222,7 +222,7 @@ def report_answers(model: Located, threads: int, runs: int) -> None:
 
 
 def run(command: Sequence[str], request: str = "") -> Ended:
-    """Run a program to its end."""
+    """Run a program to its end. Its peak memory is at least this process's own: Linux counts from the fork on."""
     begin_s = time.perf_counter()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin and process.stdout
