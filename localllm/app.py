@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from localllm import config
 from localllm.cancel import Cancel
 from localllm.config import Settings, default_model
-from localllm.errors import UsageError
+from localllm.errors import ModelNotFound, UsageError
 from localllm.models.catalog import full_catalog
 from localllm.models.gguf import ModelShape, read_header
 from localllm.models.store import Download, LocalModel, resolve
 from localllm.values import ContextReason, ModelInfo, Sampling
 
 if TYPE_CHECKING:
+    from localllm.drafting import Loadable
     from localllm.engine.engine import Engine
     from localllm.engine.llama import Device, LoadOptions
     from localllm.engine.placement import Fit
@@ -99,18 +100,34 @@ def open_engine(
     located = reference if isinstance(reference, Located) else locate(reference, on_download, cancel)
     model, shape = located.model, located.shape
 
+    from localllm import drafting
     from localllm.ceiling.measure import available_memory_bytes
     from localllm.engine.engine import Engine
     from localllm.engine.llama import LlamaDecoder, devices
     from localllm.engine.template import ChatTemplate
 
-    options, reason = load_options(shape, settings, devices(), available_memory_bytes())
-    if not model.verified:
-        from localllm.engine.probe import try_out
+    gpus, ram_bytes = devices(), available_memory_bytes()
+    options, reason = load_options(shape, settings, gpus, ram_bytes)
 
-        first_use = Download(model.name, model.place, "try", 0, None)
-        try_out(model.files, options, config.cache_dir() / "tried", cancel, lambda: on_download(first_use))
+    def try_first(loadable: drafting.Loadable) -> None:
+        model = loadable.model
+        if not model.verified:
+            from localllm.engine.probe import try_out
+
+            first_use = Download(model.name, model.place, "try", 0, None)
+            memory = config.cache_dir() / "tried"
+            try_out(model.files, loadable.options, memory, cancel, lambda: on_download(first_use))
+
+    target = drafting.Loadable(model, shape, options)
+    try_first(target)
+    draft = _draft(target, settings.draft, on_download, cancel)
     decoder = LlamaDecoder(model.path, options, cancel)
+    try:
+        free_bytes = ram_bytes + sum(gpu.free_bytes for gpu in gpus)
+        stepper = drafting.stepper(decoder, target, draft, settings, free_bytes, try_first)
+    except BaseException:
+        decoder.close()
+        raise
     vocab = decoder.vocab
     bos, eos = (token.text if token else "" for token in (vocab.bos, vocab.eos))
     info = ModelInfo(
@@ -124,7 +141,26 @@ def open_engine(
         layers=shape.n_layers + 1,
         chat_template=bool(shape.chat_template.strip()),
     )
-    return Engine(decoder, ChatTemplate.of_model(shape.chat_template, bos, eos), info, _sampling(model))
+    return Engine(decoder, ChatTemplate.of_model(shape.chat_template, bos, eos), info, _sampling(model), stepper)
+
+
+def _draft(
+    target: "Loadable", wanted: str, on_download: Callable[[Download], None], cancel: Cancel
+) -> "Loadable | None":
+    """The draft model that was asked for, or else the catalog's where it is here. Raises what ``locate`` raises."""
+    from localllm import drafting
+
+    if wanted in drafting.NO_MODEL:
+        return None
+    if wanted == "auto":
+        found = drafting.catalog_draft(target.model)
+    else:
+        try:
+            located = locate(wanted, on_download, cancel)
+        except ModelNotFound as error:
+            raise ModelNotFound(f"--draft: {error.message}", error.hint) from None
+        found = located.model, located.shape
+    return drafting.Loadable(*found, drafting.draft_options(target, found[1])) if found else None
 
 
 def load_options(

@@ -14,7 +14,9 @@ DEFAULT_MODEL = "smollm2-135m"
 class Settings:
     """The runtime choices that shape a loaded model. None means "choose for me".
 
-    ``draft`` and ``cache`` have no effect in this version, which neither drafts nor keeps prompts on disk.
+    ``draft`` is "auto" (from the text, and with the catalog's draft model where it is on this disk), "ngram" (from
+    the text only), "off", or a model. With ``exact`` an answer does not depend on drafts, on what was cached or on
+    the machine's load in its last bits. ``cache`` has no effect in this version, which keeps no prompts on disk.
     """
 
     ctx_size: int | None = None
@@ -23,6 +25,7 @@ class Settings:
     threads: int | None = None
     draft: str = "auto"
     cache: bool = True
+    exact: bool = False
 
 
 def default_model() -> str:

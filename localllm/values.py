@@ -124,7 +124,10 @@ class TurnStats:
     what prefill did read: all the rest, unless it was stopped. ``context_tokens`` are in the KV cache at the end.
     ``ttft_s`` runs from the request, tokenising included and loading not, to the first text or reasoning.
     ``decode_s`` runs from the first token to the last, so it spans ``output_tokens - 1`` steps.
-    ``inter_token_s`` holds the time of each of those steps. ``seed`` is the one that was used or drawn.
+    ``inter_token_s`` holds the time between each token and the next. ``seed`` is the one that was used or drawn.
+    ``steps`` counts passes over the weights while decoding, ``drafted`` and ``accepted`` the guesses that they checked;
+    ``speedup`` estimates the gain over plain decoding from what steps of each width were seen to cost; ``drafting``
+    says in words what guesses.
     """
 
     prompt_tokens: int
@@ -137,8 +140,11 @@ class TurnStats:
     context_tokens: int
     seed: int
     inter_token_s: tuple[float, ...] = ()
+    steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    speedup: float | None = None
+    drafting: str = "off"
 
     @property
     def prefill_tok_s(self) -> float | None:
@@ -149,6 +155,16 @@ class TurnStats:
     def decode_tok_s(self) -> float | None:
         """Tokens per second while decoding (the inverse of TPOT)."""
         return (self.output_tokens - 1) / self.decode_s if self.output_tokens > 1 and self.decode_s > 0 else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """The share of the guesses that were right."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that one pass over the weights gave while decoding."""
+        return (self.output_tokens - 1) / self.steps if self.steps and self.output_tokens > 1 else None
 
     def inter_token_percentile(self, percent: float) -> float | None:
         """The given percentile of the inter-token latency in seconds, by the nearest-rank method."""

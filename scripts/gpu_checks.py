@@ -20,8 +20,8 @@ from localllm.app import Located, load_options, locate
 from localllm.ceiling.hardware import find
 from localllm.ceiling.measure import available_memory_bytes
 from localllm.ceiling.roofline import GIB, ceiling_tok_s
-from localllm.engine.engine import slices
 from localllm.engine.llama import Device, LlamaDecoder, devices
+from localllm.engine.stepper import slices
 from localllm.errors import UsageError
 from localllm.models.gguf import ModelShape
 

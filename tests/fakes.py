@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from localllm.engine.decoder import ControlToken
 from localllm.engine.engine import Engine
+from localllm.engine.stepper import Stepper
 from localllm.engine.template import ChatTemplate
 from localllm.values import ModelInfo, Sampling
 
@@ -23,6 +24,7 @@ Rule = Callable[[Sequence[int]], int]
 class FakeVocabulary:
     """One token a byte, plus control tokens."""
 
+    kind = 2
     n_tokens = 261
 
     def __init__(self, add_bos: bool = False) -> None:
@@ -42,6 +44,9 @@ class FakeVocabulary:
 
     def piece(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
+
+    def texts(self) -> list[bytes]:
+        return [b"%d" % id for id in range(self.n_tokens)]
 
     def is_end(self, token: int) -> bool:
         return token == END
@@ -63,15 +68,28 @@ class FakeDecoder:
     fed: list[list[int]] = field(default_factory=list)
     before_feed: Callable[[], None] = lambda: None
     open_samplers: int = 0
+    threads: int = 0
+    outputs: int = 1  # positions, counted from the end, whose logits are there
 
-    def feed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> bool:
+    @property
+    def can_undo(self) -> bool:
+        return self.rewinds
+
+    def feed(self, ids: Sequence[int], cancelled: Callable[[], bool], every: bool = False) -> bool:
         assert 0 < len(ids) <= self.slice_tokens and len(self.tokens) + len(ids) <= self.n_ctx
         self.before_feed()
         if cancelled():
             return False
         self.fed.append(list(ids))
         self.tokens.extend(ids)
+        self.outputs = len(ids) if every else 1
         return True
+
+    def likeliest(self) -> tuple[int, float]:
+        return self.rule(self.tokens), 0.9
+
+    def use_threads(self, count: int) -> None:
+        self.threads = count
 
     def rewind(self, length: int) -> int:
         if length < len(self.tokens):
@@ -92,8 +110,10 @@ class FakeSampler:
     sampling: Sampling
     draw: random.Random
 
-    def sample(self) -> int:
-        token = self.decoder.rule(self.decoder.tokens)
+    def sample(self, index: int = -1) -> int:
+        assert -1 <= index < self.decoder.outputs
+        tokens = self.decoder.tokens
+        token = self.decoder.rule(tokens if index < 0 else tokens[: len(tokens) - self.decoder.outputs + index + 1])
         if self.sampling.temperature > 0 and token < 256 and self.draw.random() < 0.3:
             return self.draw.randint(97, 122)
         return token
@@ -116,6 +136,7 @@ def says(answer: bytes | Sequence[int], prompt_end: bytes = b"assistant\n") -> R
     return rule
 
 
-def fake_engine(decoder: FakeDecoder, template: str = CHATML) -> Engine:
+def fake_engine(decoder: FakeDecoder, template: str = CHATML, stepper: Stepper | None = None) -> Engine:
     info = ModelInfo("fake", decoder.n_ctx, "default", "f16", True, 1, 0, 1, True)
-    return Engine(decoder, ChatTemplate.of_model(template, "<s>", "<|im_end|>"), info, Sampling(temperature=0))
+    chat_template = ChatTemplate.of_model(template, "<s>", "<|im_end|>")
+    return Engine(decoder, chat_template, info, Sampling(temperature=0), stepper)

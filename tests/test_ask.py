@@ -17,7 +17,8 @@ from localllm import Message, Sampling
 PROGRAM = str(Path(sys.executable).parent / "localllm")
 STATS = {
     *("prompt_tokens", "cached_tokens", "prefill_s", "ttft_s", "output_tokens", "decode_s", "decode_tok_s"),
-    *("itl_p50_s", "itl_p99_s", "drafted", "accepted"),
+    *("itl_p50_s", "itl_p99_s", "drafted", "accepted", "acceptance_rate", "steps", "tokens_per_step"),
+    *("speedup_estimate", "drafting"),
 }
 LONG = "The river runs to the sea, and the sea gives it back to the clouds. " * 450  # about 7,200 tokens
 pytestmark = pytest.mark.model
@@ -222,7 +223,7 @@ def test_signals_stop_prefill_at_once(ask, number):
         (["hi", "--ctx-size", "255"], 2, "--ctx-size is 255"),
         (["hi", "--ctx-size", "999999"], 2, "trained for 8,192"),
         (["hi", "--kv", "q9"], 2, "'q9' is not one of"),
-        (["hi", "--draft", "banana"], 2, "'banana' is not one of"),
+        (["hi", "--draft", "banana"], 4, "--draft: "),
         (["hi", "--on-overflow", "all"], 2, "'all' is not one of"),
         (["hi", "--bogus"], 2, "No such option"),
         (["hi", "-m", "smollm2-135"], 4, "smollm2-135m"),

@@ -79,7 +79,7 @@ def test_every_flag_refuses_what_makes_no_sense(no_model, command):
         *(("repeat-penalty", "nan"), ("repeat-penalty", "0"), ("top-k", "-1"), ("top-k", "2147483648")),
         *(("seed", "-1"), ("seed", "1e3"), ("seed", "4294967295"), ("max-tokens", "0"), ("max-tokens", "2147483648")),
         *(("stop", ""), ("ctx-size", "-5"), ("threads", "0"), ("threads", "1000000"), ("gpu-layers", "-1")),
-        *(("kv", "f64"), ("draft", "on")),
+        ("kv", "f64"),
     ]:
         line = refused(run(PROGRAM, command, f"--{flag}", value))
         assert {"temp": "temperature", "stop": "a stop string"}.get(flag, flag) in line and "; " in line

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localllm.cancel import Cancel
-from localllm.engine.engine import slices, spelling
+from localllm.engine.engine import spelling
+from localllm.engine.stepper import slices
 from localllm.errors import DecodeError, PromptTooLong, UsageError
 from localllm.values import Message, Progress, Prompt, Reasoning, Sampling, Text, TurnEnd
 

@@ -61,6 +61,7 @@ def ask(
     gpu_layers: options.GpuLayers = None,
     threads: options.Threads = None,
     draft: options.Draft = "auto",
+    exact: options.Exact = False,
     no_cache: options.NoCache = False,
 ) -> int:
     """Answer one prompt and leave.
@@ -82,7 +83,7 @@ def ask(
         stop=stop,
     )
     choose(Sampling())  # wrong values are told before anything is loaded
-    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, no_cache)
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, no_cache)
     cancel = Cancel(_checked_timeout(timeout))
     attached = attached_text(file or (), cancel, _tell if sys.stderr.isatty() and not quiet else lambda _: None)
     request, system = readable(" ".join(words or ())), readable(system)
@@ -166,7 +167,7 @@ def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
         _tell(cut)
     if usage:
         _tell(render.stats_line(end, info.n_ctx))
-        _tell(render.model_line(info, end.stats.seed))
+        _tell(render.model_line(info, end.stats))
 
 
 def _tell(line: str) -> None:

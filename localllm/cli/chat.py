@@ -31,6 +31,7 @@ def chat(
     gpu_layers: options.GpuLayers = None,
     threads: options.Threads = None,
     draft: options.Draft = "auto",
+    exact: options.Exact = False,
     no_cache: options.NoCache = False,
 ) -> int:
     """Talk with a model. This is what `localllm` does without a command."""
@@ -46,7 +47,7 @@ def chat(
         stop=stop,
     )
     choose(Sampling())
-    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, no_cache)
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, no_cache)
 
     from localllm.terminal.repl import Repl, history_path, is_terminal, keys_unseen
 

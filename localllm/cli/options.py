@@ -48,7 +48,17 @@ GpuLayers = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads; one per core by default.")]
 Draft = Annotated[
-    Literal["auto", "off"], typer.Option("--draft", help="Speculative decoding (not in this version yet: always off).")
+    str,
+    typer.Option(
+        "--draft",
+        "-md",
+        metavar="MODEL|auto|ngram|off",
+        help="Who guesses tokens ahead: a smaller model, or only the text so far.",
+    ),
+]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="Same seed, same answer, to the last bit: whatever is drafted, cached or running."),
 ]
 NoCache = Annotated[
     bool,
@@ -68,7 +78,13 @@ def sampling_from(defaults: Sampling, **chosen: float | list[str] | None) -> Sam
 
 
 def settings_from(
-    ctx_size: int | None, kv: KvType, gpu_layers: int | None, threads: int | None, draft: str, no_cache: bool
+    ctx_size: int | None,
+    kv: KvType,
+    gpu_layers: int | None,
+    threads: int | None,
+    draft: str,
+    exact: bool,
+    no_cache: bool,
 ) -> Settings:
     """The runtime settings. Raises UsageError for a value out of range."""
     _at_least("--ctx-size", ctx_size, 256)
@@ -76,7 +92,7 @@ def settings_from(
     _at_least("--gpu-layers", gpu_layers, 0)
     if threads is not None and threads > 512:
         raise UsageError(f"--threads is {threads}, more than llama.cpp can use", "choose at most 512")
-    return Settings(ctx_size, kv, gpu_layers, threads, draft, not no_cache)
+    return Settings(ctx_size, kv, gpu_layers, threads, draft, not no_cache, exact)
 
 
 def _at_least(name: str, value: int | None, low: int) -> None:

@@ -27,6 +27,16 @@ class Vocabulary(Protocol):
     """The tokens of a model."""
 
     @property
+    def kind(self) -> int:
+        """The kind of tokenizer, as the runtime numbers them."""
+        ...
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens there are."""
+        ...
+
+    @property
     def control_tokens(self) -> Sequence[ControlToken]:
         """All of them; they are few beside the vocabulary."""
         ...
@@ -54,6 +64,10 @@ class Vocabulary(Protocol):
         """The bytes a token stands for; empty for control tokens."""
         ...
 
+    def texts(self) -> Sequence[bytes]:
+        """The spelling of every token, as the model's file has it."""
+        ...
+
     def is_end(self, token: int) -> bool:
         """True where this token ends the model's turn."""
         ...
@@ -62,8 +76,11 @@ class Vocabulary(Protocol):
 class Sampler(Protocol):
     """Chooses one token after another for one turn; it remembers what it chose."""
 
-    def sample(self) -> int:
-        """The next token, from the logits of the last token that was fed."""
+    def sample(self, index: int = -1) -> int:
+        """The next token, from the logits of the last token that was fed, or of number ``index`` of the last slice.
+
+        Logits of others than the last are there after ``feed`` with ``every``.
+        """
         ...
 
     def close(self) -> None:
@@ -94,12 +111,27 @@ class Decoder(Protocol):
         """The tokens whose keys and values are held, in order. Read only."""
         ...
 
-    def feed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> bool:
+    @property
+    def can_undo(self) -> bool:
+        """True where the last tokens can be taken back exactly, as checking a draft needs it."""
+        ...
+
+    def feed(self, ids: Sequence[int], cancelled: Callable[[], bool], every: bool = False) -> bool:
         """Compute ``ids`` (at least one) after ``tokens``; the logits of the last one can then be sampled.
+
+        With ``every``, those of each of them.
 
         Returns False if ``cancelled`` turned true: ``tokens`` is then a prefix of what was asked for, usually
         what it was before. Raises DecodeError where the runtime fails.
         """
+        ...
+
+    def likeliest(self) -> tuple[int, float]:
+        """The most probable next token and its probability, from the logits of the last token that was fed."""
+        ...
+
+    def use_threads(self, count: int) -> None:
+        """Compute on so many threads from now on."""
         ...
 
     def rewind(self, length: int) -> int:

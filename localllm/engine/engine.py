@@ -14,6 +14,7 @@ from typing import Self
 from localllm.cancel import Cancel
 from localllm.engine.decoder import Decoder
 from localllm.engine.prompt import PromptEncoder
+from localllm.engine.stepper import Stepper, slices
 from localllm.engine.template import ChatTemplate
 from localllm.engine.text import VISIBLE_CONTROLS, AnswerDecoder
 from localllm.engine.worker import wait_for_workers
@@ -42,12 +43,19 @@ class Engine:
     """
 
     def __init__(
-        self, decoder: Decoder, template: ChatTemplate, info: ModelInfo, sampling: Sampling | None = None
+        self,
+        decoder: Decoder,
+        template: ChatTemplate,
+        info: ModelInfo,
+        sampling: Sampling | None = None,
+        stepper: Stepper | None = None,
     ) -> None:
         self.info = info
         self.sampling = sampling or Sampling()
         self._decoder = decoder
         self._encoder = PromptEncoder(decoder.vocab, template)
+        self._stepper = stepper or Stepper(decoder)
+        self._prefilled = 0  # tokens at the beginning of the KV cache that no decode step computed
         self._turn: _Turn | None = None
         self._visible = {
             token.id: token.text.encode() for token in decoder.vocab.control_tokens if token.text in VISIBLE_CONTROLS
@@ -91,7 +99,7 @@ class Engine:
         reason = (yield from self._decode(turn, cancel)) if completed else cancel.reason or "interrupted"
         yield from turn.timed(turn.text.flush())
         reason = "stop" if turn.text.stopped else reason
-        yield TurnEnd(reason, turn.message(self._piece), turn.stats(len(self._decoder.tokens)))
+        yield TurnEnd(reason, turn.message(self._piece), turn.stats(self._stepper, len(self._decoder.tokens)))
 
     def _prefill(self, turn: "_Turn", cancel: Cancel) -> Generator[Event, None, bool]:
         """Read what of the prompt is not in the KV cache yet; False where cancelled.
@@ -99,7 +107,11 @@ class Engine:
         The last token is always read, since its logits choose the first token of the answer.
         """
         ids, decoder = turn.prompt.ids, self._decoder
-        turn.cached = turn.read_to = decoder.rewind(min(_common_prefix(decoder.tokens, ids), len(ids) - 1))
+        self._stepper.prefill()
+        held = min(_common_prefix(decoder.tokens, ids), len(ids) - 1)
+        if self._stepper.exact:  # what decoding computed, or a slice of another width, differs in the last bits
+            held = min(held, self._prefilled) // decoder.slice_tokens * decoder.slice_tokens
+        turn.cached = turn.read_to = self._prefilled = decoder.rewind(held)
         for start, stop in slices(turn.cached, len(ids), decoder.slice_tokens):
             yield Progress(start, len(ids), turn.cached)
             self._check_turn(turn)
@@ -107,30 +119,36 @@ class Engine:
             turn.read(stop if completed else start)
             if not completed:
                 return False
+            self._prefilled = stop
         yield Progress(len(ids), len(ids), turn.cached)
         return True
 
     def _decode(self, turn: "_Turn", cancel: Cancel) -> Generator[Event, None, FinishReason]:
         """One token after another until something ends the answer; returns what did."""
-        decoder, is_end = self._decoder, self._decoder.vocab.is_end
+        decoder, stepper, is_end = self._decoder, self._stepper, self._decoder.vocab.is_end
+        stepper.begin(turn.prompt.ids)
         sampler = decoder.sampler(turn.sampling, turn.seed)
         try:
+            chosen = [sampler.sample()]
             while True:
-                token = sampler.sample()
-                if is_end(token):
-                    return "stop"
-                yield from turn.take(token, self._piece(token))
-                self._check_turn(turn)
-                if turn.text.stopped:
-                    return "stop"
-                if len(turn.ids) == turn.sampling.max_tokens:
-                    return "length"
-                if len(decoder.tokens) >= decoder.n_ctx:
+                for token in chosen:
+                    if is_end(token):
+                        return "stop"
+                    yield from turn.take(token, self._piece(token))
+                    self._check_turn(turn)
+                    if turn.text.stopped:
+                        return "stop"
+                    if len(turn.ids) == turn.sampling.max_tokens:
+                        return "length"
+                if len(decoder.tokens) + stepper.room >= decoder.n_ctx:
                     return "context"
-                if not decoder.feed((token,), cancel):
+                chosen = stepper.step(chosen[-1], sampler, cancel)
+                if not chosen:
                     return cancel.reason or "interrupted"
         finally:
             sampler.close()
+            if self._turn is turn:
+                stepper.end(len(turn.prompt.ids) + len(turn.ids))
 
     def _check_turn(self, turn: "_Turn") -> None:
         """The KV cache belongs to the turn that began last; one that was left behind must not go on."""
@@ -144,6 +162,7 @@ class Engine:
         """Free the model. The engine cannot be used afterwards."""
         self._turn = None
         wait_for_workers()
+        self._stepper.close()
         self._decoder.close()
 
     def __enter__(self) -> Self:
@@ -186,7 +205,7 @@ class _Turn:
         reasoning, text = self.text.result()
         return Message("assistant", text, spelling(self.ids, piece, text), reasoning)
 
-    def stats(self, context_tokens: int) -> TurnStats:
+    def stats(self, stepper: Stepper, context_tokens: int) -> TurnStats:
         times, first_text_s = self._token_s, self._first_text_s
         return TurnStats(
             prompt_tokens=len(self.prompt.ids),
@@ -198,20 +217,13 @@ class _Turn:
             decode_s=times[-1] - times[0] if times else 0.0,
             context_tokens=context_tokens,
             seed=self.seed,
+            steps=stepper.steps,
+            drafted=stepper.drafted,
+            accepted=stepper.accepted,
+            speedup=stepper.speedup,
+            drafting=stepper.drafting,
             inter_token_s=tuple(after - before for before, after in itertools.pairwise(times)),
         )
-
-
-def slices(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Cut [start, stop) at every multiple of ``size``.
-
-    The grid is absolute, so the same prompt is read in the same slices wherever reading resumes on the grid:
-    batches of other widths differ in the last bits of their results.
-    """
-    while start < stop:
-        end = min(stop, (start // size + 1) * size)
-        yield start, end
-        start = end
 
 
 def spelling(ids: Sequence[int], piece: Callable[[int], bytes], text: str) -> tuple[int, ...]:

@@ -11,13 +11,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger for its backtrace
 if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin long at a barrier starve each other on a busy machine
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 import llama_cpp
 import llama_cpp.llama_cpp as lib
@@ -139,11 +140,19 @@ class LlamaDecoder:
         self._recurrent: bool = lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model)
         self._buffer = (lib.llama_token * self.slice_tokens)()
         self._one = lib.llama_batch_get_one(self._buffer, 1)
+        self._checked = lib.llama_batch_init(self.slice_tokens, 0, 1)
+        for index in range(self.slice_tokens):
+            self._checked.n_seq_id[index], self._checked.seq_id[index][0] = 1, 0
         self._abort = lib.ggml_abort_callback(lambda _: self._cancelled())
         self._watched = False
         self._token_s = 0.0
 
-    def feed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> bool:
+    @property
+    def can_undo(self) -> bool:
+        """See the protocol. A recurrent state holds no past."""
+        return not self._recurrent
+
+    def feed(self, ids: Sequence[int], cancelled: Callable[[], bool], every: bool = False) -> bool:
         """Compute ``ids``; see the protocol. Raises DecodeError."""
         self._check_open()
         if cancelled():
@@ -152,10 +161,9 @@ class LlamaDecoder:
         if not 0 < count <= self.slice_tokens or len(self.tokens) + count > self.n_ctx:
             raise DecodeError(f"{count} tokens do not fit behind {len(self.tokens)} in a context of {self.n_ctx}")
         self._cancelled = cancelled
-        self._buffer[:count] = ids
         self._watch(count > 1 or self._token_s > _SLOW_TOKEN_S)
         begin_s = time.perf_counter()
-        status = lib.llama_decode(self._ctx, self._one if count == 1 else lib.llama_batch_get_one(self._buffer, count))
+        status = lib.llama_decode(self._ctx, self._batch(ids, every and count > 1))
         if status == 0:
             if count == 1:
                 self._token_s = time.perf_counter() - begin_s
@@ -166,12 +174,36 @@ class LlamaDecoder:
             return False
         raise DecodeError(f"llama.cpp failed to compute (status {status}): {_log().reason() or 'no reason given'}")
 
+    def _batch(self, ids: Sequence[int], every: bool) -> Any:
+        count = len(ids)
+        if not every:
+            self._buffer[:count] = ids
+            return self._one if count == 1 else lib.llama_batch_get_one(self._buffer, count)
+        batch, start = self._checked, len(self.tokens)
+        batch.n_tokens = count
+        for index, token in enumerate(ids):
+            batch.token[index], batch.pos[index], batch.logits[index] = token, start + index, True
+        return batch
+
     def _watch(self, wanted: bool) -> None:
         """Have llama.cpp ask whether to stop, some 500 times in a computation. A token takes 2 % longer for it."""
         if wanted != self._watched:
             callback = self._abort if wanted else lib.ggml_abort_callback()
             lib.llama_set_abort_callback(self._ctx, callback, None)
             self._watched = wanted
+
+    def likeliest(self) -> tuple[int, float]:
+        """See the protocol. Raises DecodeError where the model computes no numbers."""
+        self._check_open()
+        logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(self._ctx, -1), (self.vocab.n_tokens,))
+        token = int(logits.argmax())
+        _checked(token, logits[token])
+        return token, 1 / float(np.exp(logits - logits[token]).sum())
+
+    def use_threads(self, count: int) -> None:
+        """See the protocol. A batch of several tokens has a count of its own in llama.cpp: both are set."""
+        self._check_open()
+        lib.llama_set_n_threads(self._ctx, count, count)
 
     def rewind(self, length: int) -> int:
         """Forget all but the first ``length`` tokens; see the protocol."""
@@ -220,6 +252,7 @@ class LlamaDecoder:
     def close(self) -> None:
         """Free context and model."""
         if self._ctx:
+            lib.llama_batch_free(self._checked)
             lib.llama_free(self._ctx)
         if self._model:
             lib.llama_model_free(self._model)
@@ -227,11 +260,25 @@ class LlamaDecoder:
         self._ctx = self._model = None
 
 
+@contextmanager
+def glimpse(path: Path) -> "Iterator[tuple[LlamaVocabulary, bool]]":
+    """The vocabulary of a model, and whether its memory can take tokens back; nothing else of it is loaded.
+
+    Raises ModelFileError, OutOfMemory.
+    """
+    model = _load_model(path, LoadOptions(n_ctx=0), Cancel(), vocab_only=True)
+    try:
+        yield LlamaVocabulary(model), not (lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model))
+    finally:
+        lib.llama_model_free(model)
+
+
 class LlamaVocabulary:
     """See the Vocabulary protocol."""
 
     def __init__(self, model: Any) -> None:
         self._vocab = lib.llama_model_get_vocab(model)
+        self.kind: int = lib.llama_vocab_type(self._vocab)
         self.n_tokens: int = lib.llama_vocab_n_tokens(self._vocab)
         self.add_bos: bool = lib.llama_vocab_get_add_bos(self._vocab)
         self.bos = self._known(lib.llama_vocab_bos(self._vocab))
@@ -289,6 +336,10 @@ class LlamaVocabulary:
             if count >= 0:
                 return list(ids[:count])
             capacity = -count
+
+    def texts(self) -> list[bytes]:
+        """See the protocol."""
+        return [lib.llama_vocab_get_text(self._vocab, id) for id in range(self.n_tokens)]
 
     def is_end(self, token: int) -> bool:
         """True where this token ends the model's turn."""
@@ -350,8 +401,8 @@ class _Greedy:
     def __init__(self, ctx: Any, n_tokens: int) -> None:
         self._ctx, self._shape = ctx, (n_tokens,)
 
-    def sample(self) -> int:
-        logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(self._ctx, -1), self._shape)
+    def sample(self, index: int = -1) -> int:
+        logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(self._ctx, index), self._shape)
         token = int(logits.argmax())
         return _checked(token, logits[token])
 
@@ -365,9 +416,9 @@ class _Chain:
     def __init__(self, ctx: Any, chain: Any) -> None:
         self._ctx, self._chain = ctx, chain
 
-    def sample(self) -> int:
-        token = int(lib.llama_sampler_sample(self._chain, self._ctx, -1))
-        return _checked(token, lib.llama_get_logits_ith(self._ctx, -1)[token])
+    def sample(self, index: int = -1) -> int:
+        token = int(lib.llama_sampler_sample(self._chain, self._ctx, index))
+        return _checked(token, lib.llama_get_logits_ith(self._ctx, index)[token])
 
     def close(self) -> None:
         lib.llama_sampler_free(self._chain)
@@ -397,9 +448,10 @@ def _new_chain(sampling: Sampling, seed: int, n_tokens: int, suppressed: Sequenc
     return chain
 
 
-def _load_model(path: Path, options: LoadOptions, cancel: Cancel) -> Any:
+def _load_model(path: Path, options: LoadOptions, cancel: Cancel, vocab_only: bool = False) -> Any:
     log = _log()
     params = lib.llama_model_default_params()
+    params.vocab_only = vocab_only
     params.n_gpu_layers = options.gpu_layers
     go_on = lib.llama_progress_callback(lambda _progress, _data: not cancel())
     params.progress_callback = go_on

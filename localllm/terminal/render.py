@@ -177,8 +177,24 @@ def stats_line(end: TurnEnd, n_ctx: int) -> str:
     parts.append(prefill + (f" ({stats.cached_tokens:,} cached)" if stats.cached_tokens else ""))
     if stats.ttft_s is not None:
         parts.append(f"TTFT {stats.ttft_s:.2f} s")
+    if stats.drafted:
+        parts.append(_drafts(stats))
     parts.append(f"context {stats.context_tokens:,} of {n_ctx:,}")
     return " · ".join(parts)
+
+
+def _drafts(stats: TurnStats) -> str:
+    """How many guesses were checked and right, and what that gave."""
+    parts = [f"drafted {stats.drafted:,}, accepted {stats.accepted:,}" + _percent(stats.acceptance_rate)]
+    if stats.tokens_per_step is not None:
+        parts.append(f"{stats.tokens_per_step:.2f} tokens per step")
+    if stats.speedup is not None:
+        parts.append(f"about {stats.speedup:.2f} x plain decoding")
+    return ", ".join(parts)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f" ({100 * share:.0f} %)"
 
 
 def stats_summary(stats: TurnStats, n_ctx: int) -> str:
@@ -199,6 +215,7 @@ def stats_summary(stats: TurnStats, n_ctx: int) -> str:
         ),
         ("inter-token p50", _milliseconds(stats.inter_token_percentile(50))),
         ("inter-token p99", _milliseconds(stats.inter_token_percentile(99))),
+        ("drafts", _drafts(stats) if stats.drafted else stats.drafting),
         ("seed", str(stats.seed)),
         ("context", f"{stats.context_tokens:,} of {n_ctx:,} tokens ({100 * stats.context_tokens / n_ctx:.0f} %)"),
     ]
@@ -221,15 +238,16 @@ _CONTEXT_REASONS: dict[ContextReason, str] = {
 }
 
 
-def model_line(info: ModelInfo, seed: int) -> str:
-    """One line for people: what is loaded, where, what bounds its context, and the seed that was used."""
+def model_line(info: ModelInfo, stats: TurnStats) -> str:
+    """One line for people: what is loaded, where, what bounds its context, what drafts, and the seed that was used."""
     parts = [
         info.name,
         f"{info.gpu_layers} of {info.layers} layers on the GPU" if info.gpu_layers else "CPU",
         "1 thread" if info.threads == 1 else f"{info.threads} threads",
         f"{info.kv} KV cache" + (", flash attention" if info.flash_attention else ""),
         f"context {info.n_ctx:,} ({_CONTEXT_REASONS[info.n_ctx_reason]})",
-        f"seed {seed}",
+        f"drafts {stats.drafting}",
+        f"seed {stats.seed}",
     ]
     return " · ".join(parts)
 
@@ -277,6 +295,11 @@ def _stats_json(stats: TurnStats) -> dict[str, Any]:
         "itl_p99_s": stats.inter_token_percentile(99),
         "drafted": stats.drafted,
         "accepted": stats.accepted,
+        "acceptance_rate": stats.acceptance_rate,
+        "steps": stats.steps,
+        "tokens_per_step": stats.tokens_per_step,
+        "speedup_estimate": stats.speedup,
+        "drafting": stats.drafting,
     }
 
 
