@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -77,7 +78,7 @@ def report(state: str, rates: dict[str, list[float]]) -> None:
         others = {"best": fixed[best], **others}
     for kind, theirs in others.items():
         title = f"the best fixed number: {best}" if kind == "best" else "llama.cpp's default"
-        ratio = statistics.median(our / max(their, 0.01) for our, their in zip(rates["governed"], theirs, strict=True))
+        ratio = statistics.median(our / their for our, their in zip(rates["governed"], theirs, strict=True))
         least = LEAST.get((state, kind))
         target = "– | –" if least is None else f"≥ {least:.2f} | {'yes' if ratio >= least else '**no**'}"
         medians = [f"{statistics.median(values):.1f}" for values in (rates["governed"], theirs)]
@@ -116,10 +117,11 @@ def serve(path: str, how: str) -> None:
     engine = open_engine(path, Settings(ctx_size=N_CTX, threads=threads, draft="off"))
     prompt = engine.encode_raw(PROMPT)
     for line in sys.stdin:
+        tokens, begin_s = 0, time.perf_counter()
         for event in engine.reply(prompt, Sampling(temperature=0), Cancel(timeout_s=float(line))):
             if isinstance(event, TurnEnd):
-                stats = event.stats
-        print((stats.output_tokens - 1) / stats.decode_s if stats.decode_s else 0.0, flush=True)
+                tokens = event.stats.output_tokens
+        print(tokens / (time.perf_counter() - begin_s), flush=True)
 
 
 if __name__ == "__main__":

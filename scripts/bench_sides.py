@@ -34,10 +34,15 @@ class Side:
 
 
 def localllm(model: str, n_ctx: int, threads: int) -> Side:
-    """The product, through its Python interface."""
+    """The product, through its Python interface, as it is by default; but nothing is guessed, as peers do not either.
+
+    It has as many threads as its peers, but chooses among them while it runs.
+    """
     from localllm import Prompt, Reasoning, Sampling, Settings, Text, open_engine
 
-    engine = open_engine(model, Settings(ctx_size=n_ctx, threads=threads))
+    engine = open_engine(model, Settings(ctx_size=n_ctx, draft="off"))
+    if engine.info.threads != threads:
+        raise SystemExit(f"localllm uses {engine.info.threads} threads by default, not {threads}")
 
     def pieces(ids: Sequence[int], tokens: int) -> Iterator[str]:
         for event in engine.reply(Prompt(tuple(ids)), Sampling(temperature=0, max_tokens=tokens)):
