@@ -32,7 +32,8 @@ def ask(home, smollm2, monkeypatch):
 
     def run(*arguments, **options):
         options = {"input": ""} | options
-        command = [PROGRAM, "ask", "--seed", "1", *arguments]  # a test that names another seed comes later, and wins
+        fixed = ("--seed", "1", "--threads", "2", "--draft", "off")  # what a test names comes later, and wins
+        command = [PROGRAM, "ask", *fixed, *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
     return run

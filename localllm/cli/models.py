@@ -48,6 +48,10 @@ def list_models(
 
 def pull(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Names, or user/repo[:QUANT] of the hub.")],
+    draft: Annotated[
+        bool | None,
+        typer.Option("--draft/--no-draft", help="Also the draft models that make them faster; by default it asks."),
+    ] = None,
 ) -> None:
     """Fetch models, unless they are on this disk already, and print their paths."""
     from localllm.models import store
@@ -55,11 +59,29 @@ def pull(
     from localllm.terminal.progress import download_progress
 
     cancel, catalog = Cancel(), full_catalog()
-    for name in models:
+    wanted = list(models)
+    for name in wanted:
         with cancelling(cancel), download_progress() as on_download:
             model = store.resolve(name, catalog, on_download, cancel)
         sys.stdout.write(f"{model.path}\n")  # once the bar is gone: it takes the lines around it along
         sys.stdout.flush()
+        smaller = catalog.get(model.spec.draft) if model.spec and model.spec.draft else None
+        missing = smaller and smaller.name not in wanted and not store.find(smaller.name, catalog)
+        if smaller and missing and (draft or (draft is None and _wants_draft(model.name, smaller))):
+            wanted.append(smaller.name)
+
+
+def _wants_draft(name: str, smaller: "ModelSpec") -> bool:
+    """Ask whether to fetch the draft model too; where nobody can be asked, say how."""
+    from localllm.terminal.progress import size_text
+
+    size = f" ({size_text(smaller.file_bytes)})" if smaller.file_bytes else ""
+    offer = f"localllm: {smaller.name}{size} can guess ahead for {name} and make it faster"
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        print(f"{offer}: localllm pull {smaller.name}", file=sys.stderr)
+        return False
+    print(f"{offer}. Fetch it too? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def rm(

@@ -126,10 +126,11 @@ class Engine:
     def _decode(self, turn: "_Turn", cancel: Cancel) -> Generator[Event, None, FinishReason]:
         """One token after another until something ends the answer; returns what did."""
         decoder, stepper, is_end = self._decoder, self._stepper, self._decoder.vocab.is_end
-        stepper.begin(turn.prompt.ids)
+        room = decoder.n_ctx - stepper.padding
         sampler = decoder.sampler(turn.sampling, turn.seed)
         try:
             chosen = [sampler.sample()]
+            stepper.begin((*turn.prompt.ids, *chosen))
             while True:
                 for token in chosen:
                     if is_end(token):
@@ -140,8 +141,8 @@ class Engine:
                         return "stop"
                     if len(turn.ids) == turn.sampling.max_tokens:
                         return "length"
-                if len(decoder.tokens) + stepper.room >= decoder.n_ctx:
-                    return "context"
+                    if len(turn.prompt.ids) + len(turn.ids) > room:
+                        return "context"
                 chosen = stepper.step(chosen[-1], sampler, cancel)
                 if not chosen:
                     return cancel.reason or "interrupted"

@@ -329,7 +329,7 @@ class Speculator:
     """Proposes what to check next, and learns from what became of it. One for each turn; costs outlive it."""
 
     def __init__(self, cost: CostModel, tokens: Sequence[int], model: ModelDrafter | None = None) -> None:
-        """``tokens`` is all that the target has read so far."""
+        """``tokens`` is the text so far, with the token that the next step computes."""
         self._cost, self._model = cost, model
         self._ngram = NgramDrafter()
         self._ngram.follow(tokens)

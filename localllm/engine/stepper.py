@@ -42,8 +42,8 @@ class Stepper:
         self.steps = 0
 
     @property
-    def room(self) -> int:
-        """How many tokens more than one a step needs room for in the context."""
+    def padding(self) -> int:
+        """How many tokens of the context a step needs beside the one that it computes."""
         return self._width - 1
 
     def prefill(self) -> None:
@@ -54,7 +54,7 @@ class Stepper:
             self._use(self._governor.most)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """An answer begins behind ``tokens``."""
+        """An answer begins: ``tokens`` are those of the prompt, and the first of the answer."""
         if self._cost and self._decoder.can_undo:
             self._speculator = Speculator(self._cost, tokens, self._drafter)
 
