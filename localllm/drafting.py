@@ -92,7 +92,7 @@ def stepper(
                 check(draft)
             return LlamaDecoder(draft.model.path, draft.options)
 
-        drafter = ModelDrafter(draft.model.name, load, costs.draft_cost())
+        drafter = ModelDrafter(draft.model.name, load, *costs.draft())
     return Stepper(decoder, costs.cost_model(), drafter, governor, settings.exact, costs.keep)
 
 

@@ -174,7 +174,7 @@ def test_costs_outlive_the_process(tmp_path):
     drafter.measured = True
     CostMemory(tmp_path / "costs", [model], "2 threads").keep(cost, drafter)
     again = CostMemory(tmp_path / "costs", [model], "2 threads")
-    assert again.cost_model().shape == {1: 1.0, 2: 1.7, 8: 3.0} and again.draft_cost() == 0.25
+    assert again.cost_model().shape == {1: 1.0, 2: 1.7, 8: 3.0} and again.draft() == (0.25, drafter.usual)
     assert CostMemory(tmp_path / "costs", [model], "4 threads").cost_model().unknown
     (file,) = (tmp_path / "costs").iterdir()
     for damaged in ("", "null", "[1]", '{"2": "x"}', '{"2": NaN}', '{"2": -1}', '{"2": 1e999}', "[" * 10_000):

@@ -40,15 +40,15 @@ class CostMemory:
         """What is known of the target's steps."""
         return CostModel({int(name): value for name, value in self._known.items() if name.isdecimal()})
 
-    def draft_cost(self) -> float | None:
-        """What a token of the draft model costs, in units of a step of the target, where it is known."""
-        return self._known.get("draft")
+    def draft(self) -> tuple[float | None, float | None]:
+        """What a token of the draft model costs, in units of a step of the target, and how often it is right."""
+        return self._known.get("draft"), self._known.get("right")
 
     def keep(self, cost: CostModel, drafter: ModelDrafter | None) -> None:
         """Remember what is known now. A folder that cannot be written remembers nothing."""
         known = {str(width): value for width, value in cost.shape.items() if width > 1}
         if drafter and drafter.measured:
-            known["draft"] = drafter.cost
+            known |= {"draft": drafter.cost, "right": max(0.01, drafter.usual)}
         if not self._path or all(
             name in self._known and 0.8 < value / self._known[name] < 1.25 for name, value in known.items()
         ):

@@ -27,12 +27,16 @@ _LONGEST_MATCH = 32
 # quantised models on two cores (docs/speculation.md).
 _PRIOR_COST = {1: 1.0, 2: 1.8, 3: 2.1, 4: 2.4, 5: 3.2, 8: 4.0, 16: 7.0, 32: 13.0}
 # How often a guess is right before anything was learned, by the number of tokens that agree before it.
-_GRADES = (0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9)
-_LEARNING_RATE = 0.2
+_GRADES = (
+    *(0.3, 0.45, 0.55, 0.6, 0.68, 0.75, 0.8, 0.84, 0.87, 0.9),
+    *(0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97),
+)
+_LEARNING_RATE, _SLOW_LEARNING_RATE = 0.2, 0.03
 _PROBE_SHARE = 0.02  # of the time, spent on drafts that are not expected to pay, to notice when they do
 _FIRST_CREDIT = 3.0  # plain steps that may be spent on probes at once where no costs are known
 _WIDTHS = (2, 4, 8, 16)  # of steps that are measured first; the others follow from them
-_PRIOR_DRAFT_COST, _PRIOR_DRAFT_CHANCE = 0.15, 0.7
+_PRIOR_DRAFT_COST, _PRIOR_DRAFT_CHANCE = 0.15, 0.85  # hopeful: what is never tried is never learned
+_PRIOR_GUESSES = 8  # seen guesses that the prior chance counts as
 # How often a guess of a draft model is right before anything was learned, by the tenths of its own confidence.
 _CONFIDENCE_GRADES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.8, 0.9, 0.95)
 _PRICE_OF_LOADING = 20  # a draft model, in steps of the target
@@ -110,7 +114,7 @@ def _between(x: int, xs: Sequence[int], ys: Sequence[float]) -> float:
 class Acceptance:
     """How often guesses were right, by grade: what the drafter knew of its guess, from 0 (worst) upwards."""
 
-    def __init__(self, prior: Sequence[float]) -> None:
+    def __init__(self, prior: Sequence[float] = _GRADES) -> None:
         self._rates = list(prior)
 
     def __getitem__(self, grade: int) -> float:
@@ -156,7 +160,7 @@ class NgramDrafter:
     """
 
     tokens: list[int] = field(default_factory=list)
-    acceptance: Acceptance = field(default_factory=lambda: Acceptance(_GRADES))
+    acceptance: Acceptance = field(default_factory=Acceptance)
     _places: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram -> what followed it last
     _source: int | None = None  # where in the tokens the next one is expected to stand
     _match: int = 0  # how many tokens before it agree
@@ -218,10 +222,13 @@ class NgramDrafter:
 class ModelDrafter:
     """Guesses with a smaller model of the same vocabulary. Loaded when it is first wanted; one for all turns."""
 
-    def __init__(self, name: str, load: Callable[[], Decoder], cost: float | None = None) -> None:
+    def __init__(
+        self, name: str, load: Callable[[], Decoder], cost: float | None = None, usual: float | None = None
+    ) -> None:
         """``load`` may raise LocalLLMError: the draft is then never asked again.
 
-        ``cost`` is what one of its tokens takes, in units of a step of the target, as far as is known.
+        ``cost`` is what one of its tokens takes, in units of a step of the target, and ``usual`` how often it is
+        right, as far as is known.
         """
         self.name = name
         self._load = load
@@ -229,7 +236,8 @@ class ModelDrafter:
         self._agreed = 0  # tokens in its KV cache that are known to be those of the text
         self._grades: list[int] = []
         self._chances = Acceptance(_CONFIDENCE_GRADES)
-        self.usual = _PRIOR_DRAFT_CHANCE  # how often a guess is right, on the whole
+        self.usual = usual or _PRIOR_DRAFT_CHANCE  # how often a guess is right, on the whole
+        self._judged = _PRIOR_GUESSES
         self.cost = cost or _PRIOR_DRAFT_COST
         self.measured = False
         self.failure = ""  # why it cannot serve
@@ -317,7 +325,8 @@ class ModelDrafter:
         for index in range(min(accepted + 1, checked)):
             right = index < accepted
             self._chances.learn(self._grades[index], right)
-            self.usual += _LEARNING_RATE * 0.25 * (right - self.usual)
+            self._judged += 1
+            self.usual += max(_SLOW_LEARNING_RATE, 1 / self._judged) * (right - self.usual)
 
     def close(self) -> None:
         """Free the draft model."""
@@ -328,10 +337,19 @@ class ModelDrafter:
 class Speculator:
     """Proposes what to check next, and learns from what became of it. One for each turn; costs outlive it."""
 
-    def __init__(self, cost: CostModel, tokens: Sequence[int], model: ModelDrafter | None = None) -> None:
-        """``tokens`` is the text so far, with the token that the next step computes."""
+    def __init__(
+        self,
+        cost: CostModel,
+        tokens: Sequence[int],
+        model: ModelDrafter | None = None,
+        acceptance: Acceptance | None = None,
+    ) -> None:
+        """``acceptance`` is that of guesses from the text, as earlier turns have seen it.
+
+        ``tokens`` is the text so far, with the token that the next step computes.
+        """
         self._cost, self._model = cost, model
-        self._ngram = NgramDrafter()
+        self._ngram = NgramDrafter(acceptance=acceptance or Acceptance())
         self._ngram.follow(tokens)
         if model:
             model.begin()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from localllm.engine.decoder import Decoder, Sampler
-from localllm.engine.speculate import CostModel, ModelDrafter, Speculator, accepted
+from localllm.engine.speculate import Acceptance, CostModel, ModelDrafter, Speculator, accepted
 from localllm.engine.threads import ThreadGovernor, preemptions
 
 EXACT_WIDTH = 4  # tokens of every step under --exact
@@ -34,6 +34,7 @@ class Stepper:
     ) -> None:
         self.exact = exact
         self._remember = remember
+        self._acceptance = Acceptance()
         self._decoder, self._cost, self._drafter, self._governor = decoder, cost, drafter, governor
         self._width = EXACT_WIDTH if exact and decoder.can_undo else 1
         self._most_draft = EXACT_WIDTH - 1 if exact else decoder.slice_tokens - 1
@@ -56,7 +57,7 @@ class Stepper:
     def begin(self, tokens: Sequence[int]) -> None:
         """An answer begins: ``tokens`` are those of the prompt, and the first of the answer."""
         if self._cost and self._decoder.can_undo:
-            self._speculator = Speculator(self._cost, tokens, self._drafter)
+            self._speculator = Speculator(self._cost, tokens, self._drafter, self._acceptance)
 
     def step(self, token: int, sampler: Sampler, cancel: Callable[[], bool]) -> list[int]:
         """Compute ``token`` and check a draft behind it: one token more than was right of it; none where cancelled."""
