@@ -1,7 +1,7 @@
 """What speculative decoding gains, by workload and draft. Started by scripts/bench_speculation.
 
-The target is the default model with layers appended that change nothing, in F16: an F16 model of some 0.35 B parameters
-that is bound by memory bandwidth, and answers as the default model does. Its drafts are the default model itself,
+The target is the default model with layers appended that change nothing, in F16: an F16 model of 0.9 B parameters that
+is bound by memory bandwidth, and answers as the default model does. Its drafts are the default model itself,
 which nearly always agrees, and worse quantisations of it.
 
 In each round every way to decode has its turn with the same prompt, in one order and then in the other; ratios are
@@ -30,7 +30,7 @@ from localllm.engine.threads import default_threads
 from localllm.values import Sampling
 
 N_CTX = 2048
-FIXED = (1, 2, 3, 4, 5, 7, 9, 11, 15)  # lengths of draft that are searched
+FIXED = (2, 3, 4, 5, 7, 9, 11, 15, 23)  # lengths of draft that are searched
 LEAST_OF_PLAIN, LEAST_OF_FIXED, LEAST_OF_COPY = 0.95, 0.95, 1.5
 LEAST_OF_CODE = 1.5  # with a draft that nearly always agrees
 
@@ -200,6 +200,8 @@ def compare(
     target_ratio: float,
 ) -> None:
     """Print the row of one workload with one draft."""
+    if options.only and name not in options.only:
+        return
     drafter = ModelDrafter(draft[0], lambda: draft[1]) if draft else None
     run = partial(write, target, work, options.tokens)
     searched = {length: run(FixedStepper(target, length, draft[1] if draft else None), 0).tok_s for length in FIXED}
@@ -249,7 +251,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench_speculation", description="What speculation gains.")
     parser.add_argument("--runs", type=int, default=10, help="rounds that count (default: 10)")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer (default: 96)")
-    parser.add_argument("--layers", type=int, default=90, help="layers of the target (default: 90)")
+    parser.add_argument("--layers", type=int, default=240, help="layers of the target (default: 240)")
+    parser.add_argument("--only", action="append", help="a workload, repeatable (default: all of them)")
     options = parser.parse_args()
     folder = cache_dir() / "tests"
     folder.mkdir(parents=True, exist_ok=True)

@@ -31,12 +31,12 @@ _GRADES = (
     *(0.3, 0.45, 0.55, 0.6, 0.68, 0.75, 0.8, 0.84, 0.87, 0.9),
     *(0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97),
 )
-_LEARNING_RATE, _SLOW_LEARNING_RATE = 0.2, 0.03
+_LEARNING_RATE = 0.2
 _PROBE_SHARE = 0.02  # of the time, spent on drafts that are not expected to pay, to notice when they do
 _FIRST_CREDIT = 3.0  # plain steps that may be spent on probes at once where no costs are known
 _WIDTHS = (2, 4, 8, 16)  # of steps that are measured first; the others follow from them
 _PRIOR_DRAFT_COST, _PRIOR_DRAFT_CHANCE = 0.15, 0.85  # hopeful: what is never tried is never learned
-_PRIOR_GUESSES = 8  # seen guesses that the prior chance counts as
+_PRIOR_GUESSES, _LAST_GUESSES = 8, 50  # guesses that a prior chance counts as; and those that count at all
 # How often a guess of a draft model is right before anything was learned, by the tenths of its own confidence.
 _CONFIDENCE_GRADES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.8, 0.9, 0.95)
 _PRICE_OF_LOADING = 20  # a draft model, in steps of the target
@@ -116,14 +116,16 @@ class Acceptance:
 
     def __init__(self, prior: Sequence[float] = _GRADES) -> None:
         self._rates = list(prior)
+        self._seen = [_PRIOR_GUESSES] * len(self._rates)
 
     def __getitem__(self, grade: int) -> float:
         return self._rates[min(grade, len(self._rates) - 1)]
 
     def learn(self, grade: int, accepted: bool) -> None:
-        """One guess was right or wrong."""
+        """One guess was right or wrong. The first ones count most; later ones as the last fifty."""
         grade = min(grade, len(self._rates) - 1)
-        self._rates[grade] += 0.1 * (accepted - self._rates[grade])
+        self._seen[grade] = min(self._seen[grade] + 1, _LAST_GUESSES)
+        self._rates[grade] += (accepted - self._rates[grade]) / self._seen[grade]
 
 
 def accepted(sample: Callable[[int], int], draft: Sequence[int]) -> Iterator[int]:
@@ -234,13 +236,18 @@ class ModelDrafter:
         self._load = load
         self._decoder: Decoder | None = None
         self._agreed = 0  # tokens in its KV cache that are known to be those of the text
+        self._guesses: list[int] = []
         self._grades: list[int] = []
         self._chances = Acceptance(_CONFIDENCE_GRADES)
-        self.usual = usual or _PRIOR_DRAFT_CHANCE  # how often a guess is right, on the whole
-        self._judged = _PRIOR_GUESSES
+        self._usual = Acceptance([usual or _PRIOR_DRAFT_CHANCE])
         self.cost = cost or _PRIOR_DRAFT_COST
         self.measured = False
         self.failure = ""  # why it cannot serve
+
+    @property
+    def usual(self) -> float:
+        """How often a guess is right, on the whole."""
+        return self._usual[0]
 
     @property
     def price(self) -> float:
@@ -268,7 +275,7 @@ class ModelDrafter:
         Goes on for as long as another guess may pay, but to ``least`` in any case. No guess where it lags behind:
         it then reads on for a bit, so that no step waits long for it.
         """
-        guesses: list[int] = []
+        guesses = self._guesses = []
         chances: list[float] = []
         self._grades.clear()
         try:
@@ -288,7 +295,7 @@ class ModelDrafter:
                 chances.append(self._chances[self._grades[-1]])
         except LocalLLMError as error:  # the answer goes on without it
             self.failure = error.message
-            return [], []
+            guesses.clear()
         return guesses, chances
 
     def _ready(self, tokens: Sequence[int]) -> Decoder | None:
@@ -320,13 +327,15 @@ class ModelDrafter:
                 return True
         return False
 
-    def learn(self, checked: int, accepted: int) -> None:
-        """The first ``accepted`` of ``checked`` guesses were right."""
-        for index in range(min(accepted + 1, checked)):
-            right = index < accepted
-            self._chances.learn(self._grades[index], right)
-            self._judged += 1
-            self.usual += max(_SLOW_LEARNING_RATE, 1 / self._judged) * (right - self.usual)
+    def learn(self, chosen: Sequence[int]) -> None:
+        """What came tells which guesses were right, also of those that were not checked."""
+        for guess, grade, token in zip(self._guesses, self._grades, chosen, strict=False):
+            right = guess == token
+            self._chances.learn(grade, right)
+            self._usual.learn(0, right)
+            if not right:
+                break
+        self._guesses = []
 
     def close(self) -> None:
         """Free the draft model."""
@@ -353,7 +362,6 @@ class Speculator:
         self._ngram.follow(tokens)
         if model:
             model.begin()
-        self._by_model = False
         self._credit = _FIRST_CREDIT if cost.unknown else 0.0  # towards the next probe, in plain steps
         self._stopped = False
         self._plain_s = self._spent_s = 0.0
@@ -362,7 +370,6 @@ class Speculator:
     def draft(self, most: int) -> list[int]:
         """Tokens to check behind the one that was chosen last; none where no guess is expected to pay."""
         most = 0 if self._stopped else min(most, MAX_DRAFT)
-        self._by_model = False
         guesses = self._ngram.guesses(most)
         chances = [self._ngram.acceptance[self._ngram.grade(index)] for index in range(len(guesses))]
         length, rate = best_length(chances, self._cost)
@@ -374,7 +381,6 @@ class Speculator:
     def _ask_model(self, least: int, most: int) -> list[int]:
         assert self._model
         guesses, chances = self._model.draft(self._ngram.tokens, least, most, self._cost)
-        self._by_model = bool(guesses)
         return guesses[: max(least, best_length(chances, self._cost)[0])]
 
     def _probe(self, guesses: Sequence[int], most: int) -> list[int]:
@@ -401,8 +407,8 @@ class Speculator:
         accepted = len(chosen) - 1
         self._judge_ngrams(chosen)
         self._ngram.follow(chosen)
-        if self._model and self._by_model:
-            self._model.learn(len(draft), accepted)
+        if self._model:
+            self._model.learn(chosen)
         if typical:
             self._cost.observe(len(draft) + 1, step_s)
         self._credit += 0.0 if draft else _PROBE_SHARE
