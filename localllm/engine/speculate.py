@@ -28,7 +28,7 @@ _LONGEST_MATCH = 32
 _PRIOR_COST = {1: 1.0, 2: 1.8, 3: 2.1, 4: 2.4, 5: 3.2, 8: 4.0, 16: 7.0, 32: 13.0}
 # How often a guess is right before anything was learned, by the number of tokens that agree before it.
 _GRADES = (
-    *(0.3, 0.45, 0.55, 0.6, 0.68, 0.75, 0.8, 0.84, 0.87, 0.9),
+    *(0.5, 0.45, 0.55, 0.6, 0.68, 0.75, 0.8, 0.84, 0.87, 0.9),
     *(0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97),
 )
 _LEARNING_RATE = 0.2
@@ -36,7 +36,7 @@ _PROBE_SHARE = 0.02  # of the time, spent on drafts that are not expected to pay
 _FIRST_CREDIT = 3.0  # plain steps that may be spent on probes at once where no costs are known
 _WIDTHS = (2, 4, 8, 16)  # of steps that are measured first; the others follow from them
 _PRIOR_DRAFT_COST, _PRIOR_DRAFT_CHANCE = 0.15, 0.85  # hopeful: what is never tried is never learned
-_PRIOR_GUESSES, _LAST_GUESSES = 8, 50  # guesses that a prior chance counts as; and those that count at all
+_PRIOR_GUESSES, _LAST_GUESSES = 5, 50  # guesses that a prior chance counts as; and those that count at all
 # How often a guess of a draft model is right before anything was learned, by the tenths of its own confidence.
 _CONFIDENCE_GRADES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.8, 0.9, 0.95)
 _PRICE_OF_LOADING = 20  # a draft model, in steps of the target
@@ -166,6 +166,7 @@ class NgramDrafter:
     _places: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram -> what followed it last
     _source: int | None = None  # where in the tokens the next one is expected to stand
     _match: int = 0  # how many tokens before it agree
+    _trusted: int = 0  # how many agreed before the last edit
     _lost: int | None = None  # where the source was left
 
     def follow(self, tokens: Iterable[int]) -> None:
@@ -184,6 +185,7 @@ class NgramDrafter:
         if self.tokens[source] == token:
             self._source, self._match = source + 1, min(self._match + 1, _LONGEST_MATCH)
         elif self._match:
+            self._trusted = max(self._trusted // 2, self._match)
             self._lost, self._source, self._match = source, source + 1, 0  # perhaps one stands for one
         else:
             self._source = None
@@ -192,12 +194,12 @@ class NgramDrafter:
         """Find a source, or a better one than that which is followed by a mere guess."""
         if self._match >= _N_GRAM or len(self.tokens) < _N_GRAM:
             return
-        places = [place for place in (self._resumed(), self._places.get(tuple(self.tokens[-_N_GRAM:]))) if place]
-        if places:
-            matches = [self._agreement(place) for place in places]
-            best = max(range(len(places)), key=matches.__getitem__)
-            if matches[best] > self._match:
-                self._source, self._match = places[best], matches[best]
+        resumed, seen = self._resumed(), self._places.get(tuple(self.tokens[-_N_GRAM:]))
+        matches = {place: self._agreement(place) for place in (resumed, seen) if place is not None}
+        best = max(matches, key=matches.__getitem__, default=None)
+        if best is not None and matches[best] > self._match:
+            self._source, self._match = best, matches[best]
+            self._trusted = self._trusted if best == resumed else 0
 
     def _resumed(self) -> int | None:
         if self._lost is None:
@@ -217,8 +219,12 @@ class NgramDrafter:
         return self.tokens[self._source : self._source + most]
 
     def grade(self, index: int) -> int:
-        """How well founded guess number ``index`` is, if those before it are right."""
-        return self._match + index
+        """How well founded guess number ``index`` is, if those before it are right.
+
+        Behind an edit the first is a mere try; where it is right, the source counts as taken up again.
+        """
+        agreeing = self._match + index
+        return agreeing + self._trusted // 2 if agreeing else 0
 
 
 class ModelDrafter:
