@@ -15,7 +15,6 @@ from test_scripts import SCRIPTS, Checkout, only_these, packages, write_program 
 
 from localllm.app import locate
 
-sys.path.append(str(SCRIPTS))
 bench_cli, bench_peers, bench_sides, check_gpu, gpu_checks = map(
     importlib.import_module, ("bench_cli", "bench_peers", "bench_sides", "check_gpu", "gpu_checks")
 )

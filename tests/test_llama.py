@@ -1,7 +1,6 @@
 """llama.cpp behind the Decoder protocol: compared with the binding's own class, interrupted, and rewound."""
 
 import itertools
-from contextlib import closing
 
 import llama_cpp
 import numpy as np
@@ -225,45 +224,3 @@ def test_a_file_that_llama_cpp_refuses_is_one_clear_line(tmp_path):
     with pytest.raises(ModelFileError, match=r"llama.cpp cannot load bad.gguf: \S") as caught:
         LlamaDecoder(path, LoadOptions(n_ctx=512))
     assert caught.value.message.isprintable()
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("penalty", [1.0, 1.2])
-def test_cutting_candidates_first_changes_no_choice(decoder, penalty):
-    """Beside the whole chain of llama.cpp, with the same seeds, at a hundred positions each."""
-    from localllm.engine.llama import _Chain, _new_chain
-
-    sampling = Sampling(temperature=1.1, repeat_penalty=penalty, top_p=0.99, min_p=0.01)
-    decoder.rewind(0)
-    decoder.feed(decoder.vocab.tokenize("Once upon a time"), bool)
-    for seed in (1, 2):
-        whole_chain = _new_chain(sampling, seed, decoder.vocab.n_tokens, decoder.vocab.suppressed)
-        whole = _Chain(decoder._ctx, whole_chain, decoder.vocab.n_tokens, None)
-        if penalty != 1:
-            for token in decoder.tokens[-64:]:
-                lib.llama_sampler_accept(whole_chain, token)
-        with closing(decoder.sampler(sampling, seed)) as cut, closing(whole):
-            assert cut._least
-            for _ in range(100):
-                token = cut.sample()
-                assert whole.sample() == token
-                decoder.feed([token], bool)
-
-
-def test_cut_candidates_are_the_best_whatever_the_logits():
-    """At least as many as asked for, and none left out that is better than one of them; infinities too."""
-    from localllm.engine.llama import _Chain
-
-    draw = np.random.default_rng(1)
-    chain = _Chain(None, None, 5000, 40)
-    for scale in (0, 1e-6, 1, 10, 1e4, 1e37):
-        for few in (0, 1, 45):
-            logits = draw.normal(0, 1, 5000).astype(np.float32) * np.float32(scale)
-            logits[:few] = -np.inf
-            ids = chain._cut(logits, 40)
-            assert len(ids) >= 40
-            assert logits[ids].min() >= np.sort(logits)[-40] or len(ids) > 40
-            assert {*np.argsort(logits, kind="stable")[-40:]} <= {*ids} or scale == 0
-    assert len(chain._cut(np.array([np.inf] * 3 + [0.0] * 100, np.float32), 40)) == 103
-    with pytest.raises(DecodeError, match="NaN"):
-        chain._cut(np.array([np.nan] * 100, np.float32), 40)

@@ -24,7 +24,6 @@ import llama_cpp
 import llama_cpp.llama_cpp as lib
 import numpy as np
 from llama_cpp._ggml import libggml
-from numpy.typing import NDArray
 
 from localllm.cancel import Cancel
 from localllm.engine.decoder import ControlToken, Sampler
@@ -41,8 +40,6 @@ _KV_TYPES: dict[KvType, int] = {
 _SLICE_TOKENS = 512  # llama.cpp's default n_ubatch
 _PENALTY_LAST_N = 64  # llama.cpp's default
 _STRETCH_CHARS = 500_000  # on a stack of 512 MiB, 1.5 million equal characters pass and 2 million do not
-_FIRST_CUT, _FARTHEST_CUT = 8.0, 1000.0  # logits below the best
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 _LOG_LEVEL_ERROR = 4  # enum ggml_log_level
 _SLOW_TOKEN_S = 0.05  # a stop that comes at most this late is not felt
 _MAX_OUTPUTS = 32  # logits of one slice; room for more is reserved, half a gigabyte of it for a large vocabulary
@@ -250,10 +247,7 @@ class LlamaDecoder:
         if sampling.repeat_penalty != 1:
             for token in self.tokens[-_PENALTY_LAST_N:]:
                 lib.llama_sampler_accept(chain, token)
-        held_back = _PENALTY_LAST_N if sampling.repeat_penalty > 1 else 0
-        cut = not sampling.greedy and 0 < sampling.top_k < self.vocab.n_tokens // 8 and sampling.repeat_penalty >= 1
-        least = sampling.top_k + held_back + len(suppressed) if cut else None
-        return _Chain(self._ctx, chain, self.vocab.n_tokens, least)
+        return _Chain(self._ctx, chain)
 
     def close(self) -> None:
         """Free context and model."""
@@ -417,48 +411,14 @@ class _Greedy:
 
 
 class _Chain:
-    """A llama.cpp sampler chain, given only the candidates that it could choose from.
+    """A llama.cpp sampler chain."""
 
-    A chain begins by making an entry for every token and sorting them; with 262,144 tokens that takes several percent
-    of a decode step. Where top-k follows, the k best tokens are all it goes on with, and what is well below the best
-    logit cannot be among them if enough lie above.
-    """
-
-    def __init__(self, ctx: Any, chain: Any, n_tokens: int, least: int | None) -> None:
-        """``least`` is how many candidates have to be left, None where all tokens are needed."""
-        self._ctx, self._chain, self._shape, self._least = ctx, chain, (n_tokens,), least
-        self._below = _FIRST_CUT
-        self._array = lib.llama_token_data_array()
+    def __init__(self, ctx: Any, chain: Any) -> None:
+        self._ctx, self._chain = ctx, chain
 
     def sample(self, index: int = -1) -> int:
-        if self._least is None:
-            token = int(lib.llama_sampler_sample(self._chain, self._ctx, index))
-            return _checked(token, lib.llama_get_logits_ith(self._ctx, index)[token])
-        logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(self._ctx, index), self._shape)
-        ids = self._cut(logits, self._least)
-        candidates = np.empty(len(ids), _CANDIDATE)
-        candidates["id"], candidates["logit"] = ids, logits[ids]
-        array = self._array
-        array.data = candidates.ctypes.data_as(lib.llama_token_data_p)
-        array.size, array.selected, array.sorted = len(ids), -1, False
-        lib.llama_sampler_apply(self._chain, ctypes.byref(array))
-        token = int(candidates["id"][array.selected])
-        lib.llama_sampler_accept(self._chain, token)
-        return token
-
-    def _cut(self, logits: NDArray[np.float32], least: int) -> NDArray[np.intp]:
-        """The tokens whose logits lie at most so far below the best that at least ``least`` of them are left."""
-        best = float(logits.max())
-        _checked(0, best)
-        while self._below < _FARTHEST_CUT:
-            ids = np.flatnonzero(logits >= best - self._below)
-            if len(ids) >= min(least, len(logits)):
-                if len(ids) > 8 * least:  # a little less next time
-                    self._below *= 0.9
-                return ids
-            self._below *= 1.5
-        self._below = _FIRST_CUT
-        return np.arange(len(logits))  # infinities
+        token = int(lib.llama_sampler_sample(self._chain, self._ctx, index))
+        return _checked(token, lib.llama_get_logits_ith(self._ctx, index)[token])
 
     def close(self) -> None:
         lib.llama_sampler_free(self._chain)

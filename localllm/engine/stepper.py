@@ -35,6 +35,7 @@ class Stepper:
         self.exact = exact
         self._remember = remember
         self._acceptance = Acceptance()
+        self._text: list[int] = []  # prompt and answer, with the token that the next step computes
         self._decoder, self._cost, self._drafter, self._governor = decoder, cost, drafter, governor
         self._width = EXACT_WIDTH if exact and decoder.can_undo else 1
         self._most_draft = EXACT_WIDTH - 1 if exact else decoder.slice_tokens - 1
@@ -56,6 +57,7 @@ class Stepper:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """An answer begins: ``tokens`` are those of the prompt, and the first of the answer."""
+        self._text = list(tokens)
         if self._cost and self._decoder.can_undo:
             self._speculator = Speculator(self._cost, tokens, self._drafter, self._acceptance)
 
@@ -73,6 +75,7 @@ class Stepper:
         if not decoder.feed((token, *draft, *padding), cancel, every=bool(draft or padding)):
             return []
         chosen = list(accepted(sampler.sample, draft))
+        self._text += chosen
         seconds = time.perf_counter() - drafted_s
         if speculator:
             typical = not governor or (governor.threads == governor.most and not governor.trying)
@@ -98,10 +101,9 @@ class Stepper:
 
     def _undo(self, length: int, cancel: Callable[[], bool]) -> bool:
         """Take back the guesses that were wrong. False where the memory could not, and had to be filled again."""
-        ids = tuple(self._decoder.tokens[:length])
         kept = self._decoder.rewind(length)
         for start, stop in slices(kept, length, self._decoder.slice_tokens):
-            self._decoder.feed(ids[start:stop], cancel)
+            self._decoder.feed(self._text[start:stop], cancel)
         return kept == length
 
     @property
