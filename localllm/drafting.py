@@ -81,7 +81,7 @@ def stepper(
             raise UsageError(f"{draft.model.name} cannot draft for {target.model.name}: {reason}", "try --draft auto")
 
     files = (*target.model.files, *(draft.model.files if draft else ()))
-    costs = CostMemory(config.cache_dir() / "speculation", files, (VERSION, target.options))
+    costs = CostMemory(config.cache_dir() / "speculation", files, (VERSION, target.options, settings.exact))
     drafter = None
     if draft and decoder.can_undo:
         if settings.draft != "auto":

@@ -118,7 +118,7 @@ class FixedLength(Speculator):
         super().__init__(CostModel(), tokens)
         self._length, self._draft, self._tokens = length, draft, list(tokens)
 
-    def draft(self, most: int) -> list[int]:
+    def draft(self, most: int, cancelled: Callable[[], bool]) -> list[int]:
         length = min(self._length, most)
         if not self._draft:
             return self._ngram.guesses(length)
@@ -128,10 +128,10 @@ class FixedLength(Speculator):
             agreed -= 1
         agreed = self._draft.rewind(agreed)
         for start, stop in slices(agreed, len(self._tokens), self._draft.slice_tokens):
-            self._draft.feed(self._tokens[start:stop], bool)
+            self._draft.feed(self._tokens[start:stop], cancelled)
         guesses = [self._draft.likeliest()[0]]
         while len(guesses) < length:
-            self._draft.feed(guesses[-1:], bool)
+            self._draft.feed(guesses[-1:], cancelled)
             guesses.append(self._draft.likeliest()[0])
         return guesses
 

@@ -241,6 +241,7 @@ class ModelDrafter:
         self.name = name
         self._load = load
         self._decoder: Decoder | None = None
+        self._threads = 0  # as many as it was loaded with
         self._agreed = 0  # tokens in its KV cache that are known to be those of the text
         self._guesses: list[int] = []
         self._grades: list[int] = []
@@ -275,7 +276,15 @@ class ModelDrafter:
         best = max(range(len(rates)), key=rates.__getitem__)
         return best, rates[best]
 
-    def draft(self, tokens: Sequence[int], least: int, most: int, cost: CostModel) -> tuple[list[int], list[float]]:
+    def use_threads(self, count: int) -> None:
+        """Compute on so many threads from now on."""
+        self._threads = count
+        if self._decoder:
+            self._decoder.use_threads(count)
+
+    def draft(
+        self, tokens: Sequence[int], least: int, most: int, cost: CostModel, cancelled: Callable[[], bool]
+    ) -> tuple[list[int], list[float]]:
         """Up to ``most`` guesses at what follows ``tokens``, and how likely each is right if those before it are.
 
         Goes on for as long as another guess may pay, but to ``least`` in any case. No guess where it lags behind:
@@ -285,12 +294,12 @@ class ModelDrafter:
         chances: list[float] = []
         self._grades.clear()
         try:
-            decoder = self._ready(tokens)
+            decoder = self._ready(tokens, cancelled)
             room = 0 if decoder is None else min(most, decoder.n_ctx - len(decoder.tokens))
             while decoder and len(guesses) < room and (len(guesses) < least or self._pays(chances, room, cost)):
                 begin_s = time.perf_counter()
-                if guesses:
-                    decoder.feed(guesses[-1:], _never)
+                if guesses and not decoder.feed(guesses[-1:], cancelled):
+                    break
                 guess, confidence = decoder.likeliest()
                 if guesses and cost.step_s(1):
                     seen = (time.perf_counter() - begin_s) / cost.step_s(1)
@@ -304,10 +313,12 @@ class ModelDrafter:
             guesses.clear()
         return guesses, chances
 
-    def _ready(self, tokens: Sequence[int]) -> Decoder | None:
+    def _ready(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Decoder | None:
         """The draft model with all of the text read, or None while it still has to catch up."""
         if self._decoder is None:
             self._decoder = self._load()
+            if self._threads:
+                self._decoder.use_threads(self._threads)
         decoder, held = self._decoder, self._decoder.tokens
         shared = min(len(held), len(tokens))
         while self._agreed < shared and held[self._agreed] == tokens[self._agreed]:
@@ -316,7 +327,8 @@ class ModelDrafter:
         stop = min(len(tokens), self._agreed + min(_CATCH_UP_TOKENS, decoder.slice_tokens))
         if stop >= decoder.n_ctx:
             return None
-        decoder.feed(tokens[self._agreed : stop], _never)
+        if not decoder.feed(tokens[self._agreed : stop], cancelled):
+            return None
         self._agreed = stop
         return decoder if stop == len(tokens) else None
 
@@ -373,7 +385,7 @@ class Speculator:
         self._plain_s = self._spent_s = 0.0
         self.drafted = self.accepted = 0
 
-    def draft(self, most: int) -> list[int]:
+    def draft(self, most: int, cancelled: Callable[[], bool]) -> list[int]:
         """Tokens to check behind the one that was chosen last; none where no guess is expected to pay."""
         most = 0 if self._stopped else min(most, MAX_DRAFT)
         guesses = self._ngram.guesses(most)
@@ -381,15 +393,15 @@ class Speculator:
         length, rate = best_length(chances, self._cost)
         wanted, model_rate = self._model.best_rate(most, self._cost) if self._model else (0, 0.0)
         if wanted and model_rate > rate:
-            return self._ask_model(0, most) or guesses[:length]
-        return guesses[:length] or self._probe(guesses, most)
+            return self._ask_model(0, most, cancelled) or guesses[:length]
+        return guesses[:length] or self._probe(guesses, most, cancelled)
 
-    def _ask_model(self, least: int, most: int) -> list[int]:
+    def _ask_model(self, least: int, most: int, cancelled: Callable[[], bool]) -> list[int]:
         assert self._model
-        guesses, chances = self._model.draft(self._ngram.tokens, least, most, self._cost)
+        guesses, chances = self._model.draft(self._ngram.tokens, least, most, self._cost, cancelled)
         return guesses[: max(least, best_length(chances, self._cost)[0])]
 
-    def _probe(self, guesses: Sequence[int], most: int) -> list[int]:
+    def _probe(self, guesses: Sequence[int], most: int, cancelled: Callable[[], bool]) -> list[int]:
         """Now and then check guesses that are not expected to pay, to learn what that costs and whether it still is so.
 
         Widths that were never measured come first: any tokens tell what they cost.
@@ -401,7 +413,7 @@ class Speculator:
         if not 0 < count <= most or self._credit < price:
             return []
         self._credit -= price
-        return self._ask_model(count, count) if model else [*guesses, *self._ngram.tokens[-count:]][:count]
+        return self._ask_model(count, count, cancelled) if model else [*guesses, *self._ngram.tokens[-count:]][:count]
 
     def learn(
         self, draft: Sequence[int], chosen: Sequence[int], drafting_s: float, step_s: float, typical: bool = True
@@ -438,10 +450,6 @@ class Speculator:
     def speedup(self) -> float | None:
         """An estimate of the gain over plain decoding: what the tokens would have cost one by one, by what they did."""
         return self._plain_s / self._spent_s if self._spent_s else None
-
-
-def _never() -> bool:
-    return False
 
 
 def unlike(target: Vocabulary, draft: Vocabulary) -> str | None:

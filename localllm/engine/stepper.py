@@ -69,7 +69,7 @@ class Stepper:
             self._use(governor.threads)
             preempted = preemptions()
         start, begin_s = len(decoder.tokens), time.perf_counter()
-        draft = speculator.draft(min(decoder.n_ctx - start - 1, self._most_draft)) if speculator else []
+        draft = speculator.draft(min(decoder.n_ctx - start - 1, self._most_draft), cancel) if speculator else []
         drafted_s = time.perf_counter()
         padding = [token] * (self._width - 1 - len(draft))
         if not decoder.feed((token, *draft, *padding), cancel, every=bool(draft or padding)):
@@ -98,6 +98,8 @@ class Stepper:
         if threads != self._threads:
             self._threads = threads
             self._decoder.use_threads(threads)
+            if self._drafter:
+                self._drafter.use_threads(threads)
 
     def _undo(self, length: int, cancel: Callable[[], bool]) -> bool:
         """Take back the guesses that were wrong. False where the memory could not, and had to be filled again."""
