@@ -109,17 +109,16 @@ def open_engine(
     gpus, ram_bytes = devices(), available_memory_bytes()
     options, reason = load_options(shape, settings, gpus, ram_bytes)
 
-    def try_first(loadable: drafting.Loadable) -> None:
+    def try_first(loadable: drafting.Loadable, tell: Callable[[Download], None] = lambda _: None) -> None:
         model = loadable.model
         if not model.verified:
             from localllm.engine.probe import try_out
 
             first_use = Download(model.name, model.place, "try", 0, None)
-            memory = config.cache_dir() / "tried"
-            try_out(model.files, loadable.options, memory, cancel, lambda: on_download(first_use))
+            try_out(model.files, loadable.options, config.cache_dir() / "tried", cancel, lambda: tell(first_use))
 
     target = drafting.Loadable(model, shape, options)
-    try_first(target)
+    try_first(target, on_download)
     draft = _draft(target, settings.draft, on_download, cancel)
     decoder = LlamaDecoder(model.path, options, cancel)
     try:
