@@ -26,7 +26,7 @@ from localllm.errors import LocalLLMError, ModelFileError, OutOfMemory, Unavaila
 if TYPE_CHECKING:
     from localllm.engine.llama import LoadOptions
 
-_TRIAL = 1  # counts up whenever a trial does more than before
+_TRIAL = 2  # counts up whenever a trial does more than before
 _N_CTX = 512
 _BATCH_TOKENS = 40  # more than 32, where the last of llama.cpp's ways to multiply matrices begins
 _LAST_WORDS = re.compile(r"([\w-]+\.\w+:\d+: .+)|what\(\):\s+(.+)")  # an assertion; an exception that nobody caught
@@ -141,6 +141,13 @@ def _use(path: Path, options: "LoadOptions") -> None:
         vocab.is_end(token)
         decoder.rewind(len(ids) // 2)
         decoder.feed([token], bool)
+    if decoder.can_undo:  # as checking a draft does, and as a draft model guesses
+        start = len(decoder.tokens)
+        decoder.feed(ids[:4], bool, every=True)
+        decoder.likeliest()
+        decoder.use_threads(1)
+        decoder.rewind(start + 1)
+        decoder.feed(ids[:1], bool)
     decoder.close()
 
 
