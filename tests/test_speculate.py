@@ -243,3 +243,12 @@ def test_what_a_speculator_says_it_gained_is_what_it_gained():
     for _ in range(20):
         speculator.learn([5, 6, 7], [5, 6, 7, 8], 0.0, 0.02)
     assert speculator.speedup == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize("slow", [0, 1, 10])
+def test_a_step_that_was_held_up_is_no_gain(slow):
+    """Steps of the same width, one of them fifty times as long: neither faster nor slower than plain decoding."""
+    speculator = Speculator(CostModel(), [1, 2, 3])
+    for number in range(20):
+        speculator.learn([], [5], 0.0, 0.5 if number == slow else 0.01)
+    assert speculator.speedup == pytest.approx(1.0)

@@ -31,7 +31,7 @@ _GRADES = (
     *(0.5, 0.45, 0.55, 0.6, 0.68, 0.75, 0.8, 0.84, 0.87, 0.9),
     *(0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97),
 )
-_LEARNING_RATE = 0.2
+_LEARNING_RATE, _FIRST_STEPS = 0.2, 6
 _PROBE_SHARE = 0.02  # of the time, spent on drafts that are not expected to pay, to notice when they do
 _FIRST_CREDIT = 3.0  # plain steps that may be spent on probes at once where no costs are known
 _WIDTHS = (2, 4, 8, 16)  # of steps that are measured first; the others follow from them
@@ -54,6 +54,7 @@ class CostModel:
     def __init__(self, shape: Mapping[int, float] = {}) -> None:
         self._shape = {1: 1.0, **{n: cost for n, cost in shape.items() if 1 < n <= MAX_DRAFT + 1}}
         self._unit_s = 0.0
+        self._observed = 0
         self._costs: list[float] = []
 
     @property
@@ -71,7 +72,8 @@ class CostModel:
         if not self._unit_s:
             self._unit_s = seconds / self.relative(n)
         ratio = min(2.0, max(0.5, seconds / self.step_s(n)))  # a preempted step says nothing about the next
-        self._unit_s *= ratio**_LEARNING_RATE
+        self._unit_s *= ratio if self._observed < _FIRST_STEPS else ratio**_LEARNING_RATE  # the first one warms up
+        self._observed += 1
         if n > 1:
             before = self.relative(n)
             self._shape[n] = before * ratio**_LEARNING_RATE
@@ -382,7 +384,8 @@ class Speculator:
             model.begin()
         self._credit = _FIRST_CREDIT if cost.unknown else 0.0  # towards the next probe, in plain steps
         self._stopped = False
-        self._plain_s = self._spent_s = 0.0
+        self._given = 0  # tokens
+        self._paid = 0.0  # for them, in plain steps
         self.drafted = self.accepted = 0
 
     def draft(self, most: int, cancelled: Callable[[], bool]) -> list[int]:
@@ -432,8 +435,8 @@ class Speculator:
         self._credit += 0.0 if draft else _PROBE_SHARE
         self.drafted += len(draft)
         self.accepted += accepted
-        self._spent_s += drafting_s + step_s
-        self._plain_s += len(chosen) * self._cost.step_s(1)
+        self._given += len(chosen)
+        self._paid += self._cost.relative(len(draft) + 1) + drafting_s / (self._cost.step_s(1) or step_s)
 
     def _judge_ngrams(self, chosen: Sequence[int]) -> None:
         """Learn from guesses whether or not they were checked: what came tells which were right."""
@@ -448,8 +451,11 @@ class Speculator:
 
     @property
     def speedup(self) -> float | None:
-        """An estimate of the gain over plain decoding: what the tokens would have cost one by one, by what they did."""
-        return self._plain_s / self._spent_s if self._spent_s else None
+        """An estimate of the gain over plain decoding: tokens, over what they cost in plain steps by the cost curve.
+
+        Not by the clock: a step that something else held up would have been held up without a draft too.
+        """
+        return self._given / self._paid if self._paid else None
 
 
 def unlike(target: Vocabulary, draft: Vocabulary) -> str | None:
