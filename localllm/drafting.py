@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from localllm import config
 from localllm.config import Settings
-from localllm.engine.costs import CostMemory
+from localllm.engine.cost_memory import CostMemory
+from localllm.engine.drafters import ModelDrafter
 from localllm.engine.llama import VERSION, LlamaDecoder, LoadOptions, glimpse
 from localllm.engine.placement import COMPUTE_BYTES
-from localllm.engine.speculate import ModelDrafter, unlike
+from localllm.engine.speculate import unlike
 from localllm.engine.stepper import Stepper
 from localllm.engine.threads import ThreadGovernor
 from localllm.errors import LocalLLMError, UsageError
@@ -92,7 +93,7 @@ def stepper(
                 check(draft)
             return LlamaDecoder(draft.model.path, draft.options)
 
-        drafter = ModelDrafter(draft.model.name, load, *costs.draft())
+        drafter = ModelDrafter(draft.model.name, load, costs.draft)
     return Stepper(decoder, costs.cost_model(), drafter, governor, settings.exact, costs.keep)
 
 

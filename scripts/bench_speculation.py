@@ -6,25 +6,32 @@ which nearly always agrees, and worse quantisations of it.
 
 In each round every way to decode has its turn with the same prompt, in one order and then in the other; ratios are
 those of one round, and the median counts. The best fixed length of draft is searched first, in a round of its own.
+Where llama-speculative-simple is on the PATH, it has its turn with the weaker drafts, at its own best length.
 Run it while nothing else runs.
 """
 
 import argparse
+import re
+import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from bench_peers import in_turn, machine
 from made_models import deepened, requantised
 
 from localllm.app import locate
 from localllm.config import cache_dir
+from localllm.engine.costs import CostModel
 from localllm.engine.decoder import Sampler
+from localllm.engine.drafters import ModelDrafter
 from localllm.engine.llama import LlamaDecoder, LoadOptions
-from localllm.engine.speculate import CostModel, ModelDrafter, Speculator
+from localllm.engine.speculate import Speculator
 from localllm.engine.stepper import Stepper, slices
 from localllm.engine.threads import default_threads
 from localllm.values import Sampling
@@ -33,6 +40,8 @@ N_CTX = 2048
 FIXED = (2, 3, 4, 5, 7, 9, 11, 15, 23)  # lengths of draft that are searched
 LEAST_OF_PLAIN, LEAST_OF_FIXED, LEAST_OF_COPY = 0.95, 0.95, 1.5
 LEAST_OF_CODE = 1.5  # with a draft that nearly always agrees
+LEAST_OF_PEER = 1.0
+PEER, PEER_LENGTHS = "llama-speculative-simple", (2, 3, 4, 5, 8, 12)
 
 SOURCE = '''class Account:
     """Money that belongs to one owner."""
@@ -184,10 +193,22 @@ def write(target: LlamaDecoder, work: Workload, tokens: int, stepper: Stepper, t
         begin_s = time.perf_counter()
         with suppress(StopIteration, RuntimeError):  # the script has come to its end in the middle of a step
             while len(written) < tokens:
-                written += stepper.step(written[-1], sampler, bool)
+                written += stepper.step(written[-1], sampler, bool, tokens - len(written))
         seconds = time.perf_counter() - begin_s
     count = len(written) - 1
     return Written(count / seconds, stepper.drafted, stepper.accepted, count / max(1, stepper.steps), tuple(written))
+
+
+def peer_writes(target: Path, draft: Path, work: Workload, tokens: int, threads: int, length: int) -> Written:
+    """The same by llama.cpp's own program: its rate while it decodes, as it says itself."""
+    models = ("-m", target, "-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", length)
+    run = ("-p", work.prompt, "-n", tokens, "--temp", work.temperature, "-c", N_CTX, "-t", threads, "-tb", threads)
+    command = [PEER, *map(str, (*models, *run))]
+    said = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+    found = re.search(r"decoded +(\d+) tokens in +([\d.]+) seconds", said.stdout + said.stderr)
+    if not found:
+        raise SystemExit(f"{PEER} does not say how fast it was")
+    return Written(int(found[1]) / float(found[2]), 0, 0, 0.0, ())
 
 
 def compare(
@@ -198,8 +219,9 @@ def compare(
     costs: CostModel,
     options: argparse.Namespace,
     target_ratio: float,
+    peer: Callable[[int], Written] | None = None,
 ) -> None:
-    """Print the row of one workload with one draft."""
+    """Print the row of one workload with one draft; ``peer`` writes with drafts of a length."""
     if options.only and name not in options.only:
         return
     drafter = ModelDrafter(draft[0], lambda: draft[1]) if draft else None
@@ -211,7 +233,11 @@ def compare(
         "speculative": Stepper(target, costs, drafter),
         "fixed": FixedStepper(target, best, draft[1] if draft else None),
     }
-    rounds = in_turn({way: partial(run, stepper) for way, stepper in steppers.items()}, options.runs)
+    ways: dict[str, Callable[[int], Written]] = {way: partial(run, stepper) for way, stepper in steppers.items()}
+    if peer:
+        peer_best = max(PEER_LENGTHS, key=lambda length: peer(length).tok_s)
+        ways["peer"] = lambda _: peer(peer_best)
+    rounds = in_turn(ways, options.runs)
     of_plain, of_fixed = (median_ratio(rounds["speculative"], rounds[other]) for other in ("plain", "fixed"))
     last = rounds["speculative"][-1]
     accepted = f"{100 * last.accepted / last.drafted:.0f} %" if last.drafted else "–"
@@ -220,6 +246,11 @@ def compare(
         *(f"{of_fixed:.2f}", target_met(of_fixed, LEAST_OF_FIXED), best, accepted, f"{last.tokens_per_step:.2f}"),
         *(f"{repeated(work, target, rounds['plain'][-1]):.2f}", len(rounds["plain"])),
     ]
+    if peer:
+        of_peer = median_ratio(rounds["speculative"], rounds["peer"])
+        cells += [f"{of_peer:.2f}", target_met(of_peer, LEAST_OF_PEER), peer_best]
+    else:
+        cells += ["–"] * 3
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
@@ -261,8 +292,8 @@ def main() -> None:
     threads = default_threads()
     print(f"{machine()}; {target_path.name}, {target_path.stat().st_size / 1e9:.2f} GB, {threads} threads\n")
     print("| workload | draft | of plain | target | of the best fixed length | target | that length ", end="")
-    print("| accepted | tokens a step | 4-grams in the prompt | rounds |")
-    print("|---|---|---:|---|---:|---|---:|---:|---:|---:|---:|")
+    print(f"| accepted | tokens a step | 4-grams in the prompt | rounds | of {PEER} | target | its length |")
+    print("|---|---|---:|---|---:|---|---:|---:|---:|---:|---:|---:|---|---:|")
     load: Callable[..., LlamaDecoder] = partial(LlamaDecoder, options=LoadOptions(N_CTX, threads=threads))
     with ExitStack() as stack:
         target = stack.enter_context(closing(load(target_path)))
@@ -276,12 +307,18 @@ def main() -> None:
         for name, work in WORKLOADS.items():
             least = LEAST_OF_CODE if name == "code" else LEAST_OF_PLAIN
             compare(target, name, work, ("the default model", drafts["the default model"]), costs, options, least)
-        for name in ("its Q4_0", "its Q2_K"):
-            compare(target, "code", WORKLOADS["code"], (name, drafts[name]), costs, options, LEAST_OF_PLAIN)
+        for kind in ("Q4_0", "Q2_K"):
+            draft = (f"its {kind}", drafts[f"its {kind}"])
+            path = requantised(source, kind, folder)
+            peer = partial(peer_writes, target_path, path, WORKLOADS["code"], options.tokens, threads)
+            known = peer if shutil.which(PEER) else None
+            compare(target, "code", WORKLOADS["code"], draft, costs, options, LEAST_OF_PLAIN, known)
         for name, work in COPIES.items():
             compare(target, name, work, None, costs, options, LEAST_OF_COPY)
         for name in ("prose", "random text"):
             compare(target, name, WORKLOADS[name], None, costs, options, LEAST_OF_PLAIN)
+    if not shutil.which(PEER):
+        print(f"\n{PEER} is not on the PATH.")
     shape = ", ".join(f"{width}: {cost:.2f}" for width, cost in sorted(costs.shape.items()))
     print(f"\nWhat a step of several tokens was seen to cost, in steps of one: {shape}")
 

@@ -2,14 +2,18 @@
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from fakes import FakeDecoder, FakeVocabulary, fake_engine, says
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.engine.costs import CostMemory
-from localllm.engine.speculate import CostModel, ModelDrafter, NgramDrafter, Speculator, best_length, unlike
+from localllm.engine import drafters
+from localllm.engine.cost_memory import CostMemory
+from localllm.engine.costs import CostModel, best_length
+from localllm.engine.drafters import Calibration, ModelDrafter, NgramDrafter
+from localllm.engine.speculate import Speculator, unlike
 from localllm.engine.stepper import EXACT_WIDTH, Stepper
 from localllm.errors import OutOfMemory
 from localllm.values import Message, Sampling, Text, TurnEnd
@@ -67,7 +71,7 @@ def test_the_answer_is_that_of_plain_decoding(
     )
     decoder = FakeDecoder(says(answer), n_ctx=n_ctx, rewinds=rewinds)
     draft = None if quality is None else _draft_model(answer, quality, seed, draft_ctx)
-    drafter = ModelDrafter("small", lambda: draft, cost=0.01) if draft else None
+    drafter = ModelDrafter("small", lambda: draft, {"cost": 0.01}) if draft else None
     text, end, tokens = _run(decoder, Stepper(decoder, CostModel(shape), drafter, exact=exact), sampling)
     assert (text, end.reason, end.message) == (plain, plain_end.reason, plain_end.message)
     assert tokens[: len(plain_tokens)] == plain_tokens
@@ -83,7 +87,7 @@ def test_where_guesses_are_right_and_steps_cost_the_same_a_step_gives_many_token
     """From the text where the answer repeats the prompt; from a draft model where nothing was seen before."""
     answer = bytes(range(97, 123)) * 4 if draft else b"the cat sat on the mat" * 10
     decoder = FakeDecoder(says(answer))
-    drafter = ModelDrafter("small", lambda: _draft_model(answer, 1.0, 0), cost=0.01) if draft else None
+    drafter = ModelDrafter("small", lambda: _draft_model(answer, 1.0, 0), {"cost": 0.01}) if draft else None
     _, end, _ = _run(decoder, Stepper(decoder, Steady(FREE), drafter), Sampling(temperature=0))
     assert end.stats.tokens_per_step > 4
     assert end.stats.acceptance_rate > 0.7
@@ -95,7 +99,7 @@ def test_guesses_that_do_not_pay_are_not_checked_but_for_probes():
     answer = bytes(draw.randint(97, 122) for _ in range(1500))
     decoder = FakeDecoder(says(answer))
     cost = Steady({width: float(width) for width in range(2, 33)})
-    drafter = ModelDrafter("small", lambda: _draft_model(answer, 0.3, 0), cost=0.2)
+    drafter = ModelDrafter("small", lambda: _draft_model(answer, 0.3, 0), {"cost": 0.2})
     _, end, _ = _run(decoder, Stepper(decoder, cost, drafter), Sampling(temperature=0))
     assert end.stats.drafted < 0.1 * len(answer)
 
@@ -111,7 +115,7 @@ def test_a_draft_that_cannot_be_loaded_is_asked_once():
     answer = b"the cat sat on the mat" * 10
     decoder = FakeDecoder(says(answer))
     text, end, _ = _run(
-        decoder, Stepper(decoder, Steady(FREE), ModelDrafter("small", load, 0.01)), Sampling(temperature=0)
+        decoder, Stepper(decoder, Steady(FREE), ModelDrafter("small", load, {"cost": 0.01})), Sampling(temperature=0)
     )
     assert text == answer.decode() and asked == [1]
     assert end.stats.drafting == "from the text and small (no room)"
@@ -166,20 +170,53 @@ def test_costs_are_learned_and_follow_the_load():
             assert cost.step_s(width) == pytest.approx(factor * relative, rel=0.2)
 
 
+def test_one_slow_step_hardly_moves_what_is_known():
+    """Costs that were remembered are not thrown over by a step that something held up."""
+    cost = CostModel({8: 3.0})
+    for width, seconds in ((1, 1.0), (8, 3.0), (8, 300.0), (1, 1.0)):
+        cost.observe(width, seconds)
+    assert cost.relative(8) < 3.0 * 1.5
+
+
+@given(rate=st.floats(0.05, 0.98), said=st.floats(-2, 4), seed=st.integers(0, 5))
+def test_a_calibration_comes_to_tell_the_truth(rate, said, seed):
+    """Whatever a drafter says of its guesses: after some of them, their chance is how often they were right."""
+    calibration, draw = Calibration(), random.Random(seed)
+    found = []
+    for number in range(400):
+        calibration.learn(said, draw.random() < rate)
+        found += [calibration.chance(said)] if number >= 200 else []
+    assert sum(found) / len(found) == pytest.approx(rate, abs=0.1)
+
+
+def test_a_calibration_learns_which_guesses_are_good_ones():
+    """Two kinds, said to be nearly the same: one is always right, the other never."""
+    calibration = Calibration()
+    for _ in range(100):
+        calibration.learn(1.0, True)
+        calibration.learn(-1.0, False)
+    assert calibration.chance(1.0) > 0.9 and calibration.chance(-1.0) < 0.1
+
+
 def test_costs_outlive_the_process(tmp_path):
     """Kept by model, draft and settings; a damaged file or a folder that cannot be written is as none."""
     model = tmp_path / "a.gguf"
     model.write_text("weights")
-    cost, drafter = CostModel({2: 1.7, 8: 3.0}), ModelDrafter("small", lambda: FakeDecoder(says(b"")), 0.25)
-    drafter.measured = True
+    cost = CostModel({2: 1.7, 8: 3.0}, credit=0.5)
+    drafter = ModelDrafter("small", lambda: FakeDecoder(lambda tokens: 97), {"cost": 0.25, "gain": 1.6})
+    CostMemory(tmp_path / "costs", [model], "2 threads").keep(cost, drafter)
+    assert not CostMemory(tmp_path / "costs", [model], "2 threads").draft  # it was never wanted: nothing was learned
+    drafter.draft([1, 2, 3], 1, cost, bool)
     CostMemory(tmp_path / "costs", [model], "2 threads").keep(cost, drafter)
     again = CostMemory(tmp_path / "costs", [model], "2 threads")
-    assert again.cost_model().shape == {1: 1.0, 2: 1.7, 8: 3.0} and again.draft() == (0.25, drafter.usual)
-    assert CostMemory(tmp_path / "costs", [model], "4 threads").cost_model().unknown
+    assert again.cost_model().shape == pytest.approx({1: 1.0, 2: 1.7, 8: 3.0}) and again.cost_model().credit == 0.5
+    known = ModelDrafter("small", lambda: FakeDecoder(says(b"")), again.draft).known
+    assert known == pytest.approx(drafter.known, abs=0.01) and known["gain"] == pytest.approx(1.6)
+    assert set(CostMemory(tmp_path / "costs", [model], "4 threads").cost_model().shape) == {1}
     (file,) = (tmp_path / "costs").iterdir()
     for damaged in ("", "null", "[1]", '{"2": "x"}', '{"2": NaN}', '{"2": -1}', '{"2": 1e999}', "[" * 10_000):
         file.write_text(damaged)
-        assert CostMemory(tmp_path / "costs", [model], "2 threads").cost_model().unknown, damaged
+        assert set(CostMemory(tmp_path / "costs", [model], "2 threads").cost_model().shape) == {1}, damaged
     CostMemory(model, [model], "2 threads").keep(cost, drafter)  # no folder: nothing is kept, nothing raised
     CostMemory(tmp_path / "costs", [tmp_path / "gone"], "").keep(cost, drafter)
 
@@ -228,11 +265,50 @@ def test_a_step_never_waits_long_for_a_draft_that_lags_behind():
     draft = _draft_model(answer, 1.0, 0)
     draft.slice_tokens = 512
     decoder = FakeDecoder(says(answer), slice_tokens=512)
-    stepper = Stepper(decoder, Steady(FREE), ModelDrafter("small", lambda: draft, 0.01))
+    stepper = Stepper(decoder, Steady(FREE), ModelDrafter("small", lambda: draft, {"cost": 0.01}))
     engine = fake_engine(decoder, stepper=stepper)
     (*_, end) = engine.reply([Message("user", "x" * 1000)], Sampling(temperature=0))
     assert max(map(len, draft.fed)) == 64
     assert end.stats.accepted > 300
+
+
+def test_reading_what_a_draft_has_not_read_takes_a_tenth_of_the_time_at_most(monkeypatch):
+    """A text of 5,000 tokens that would take a draft 500 plain steps to read, and an answer of 200."""
+    clock = [0.0]
+    monkeypatch.setattr(drafters, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    answer = bytes(range(97, 123)) * 20
+    draft = _draft_model(answer, 1.0, 0, n_ctx=8192)
+    draft.slice_tokens = 512
+
+    def feed(ids: Sequence[int], *others: object, **named: object) -> bool:
+        clock[0] += 0.1 * len(ids)
+        return FakeDecoder.feed(draft, ids, *others, **named)
+
+    draft.feed = feed
+    decoder = FakeDecoder(says(answer), n_ctx=8192, slice_tokens=512)
+    engine = fake_engine(
+        decoder, stepper=Stepper(decoder, Steady(FREE), ModelDrafter("small", lambda: draft, {"cost": 0.1}))
+    )
+    (*_, end) = engine.reply([Message("user", "x" * 5000)], Sampling(temperature=0, max_tokens=200))
+    assert 6 < clock[0] < 3 + 0.1 * end.stats.steps + 6.4
+
+
+@given(st.lists(st.integers(0, 31), min_size=1, max_size=200), st.sampled_from([{}, {2: 1.9, 8: 4.6, 32: 16.0}]))
+def test_guesses_from_the_text_never_lose_more_than_a_stake(right, shape):
+    """However often and however far they are wrong, an answer takes 2 plain steps and 4 % more than without them."""
+    cost = CostModel(shape, credit=0.0)
+    text = list(range(100, 200)) * 3
+    speculator = Speculator(cost, text)
+    given, paid = 0, 0.0
+    for number, count in enumerate(right):
+        speculator._ngram.experience = drafters.TextExperience(Calibration(3.0), Calibration(3.0))  # believe anything
+        draft = speculator.draft(31, bool)
+        chosen = [*draft[:count], 1_000 + number]
+        if number % 3 == 0:  # lead it back
+            chosen[-1] = 100 + number % 100
+        given, paid = given + len(chosen), paid + cost.relative(len(draft) + 1)
+        speculator.learn(draft, chosen, 0.0, cost.step_s(len(draft) + 1) or 1.0)
+        assert paid * 0.96 <= given + 2 + 1e-6
 
 
 def test_what_a_speculator_says_it_gained_is_what_it_gained():
@@ -252,3 +328,14 @@ def test_a_step_that_was_held_up_is_no_gain(slow):
     for number in range(20):
         speculator.learn([], [5], 0.0, 0.5 if number == slow else 0.01)
     assert speculator.speedup == pytest.approx(1.0)
+
+
+@given(limit=st.integers(1, 60), wide=st.booleans())
+def test_no_step_guesses_beyond_the_tokens_that_are_wanted(limit, wide):
+    """With --max-tokens the last step is no wider than what is still to come."""
+    decoder = FakeDecoder(says(b"the cat sat on the mat" * 10))
+    stepper = Stepper(decoder, Steady(FREE if wide else {}))
+    _, end, _ = _run(decoder, stepper, Sampling(temperature=0, max_tokens=limit))
+    steps = [len(ids) for ids in decoder.fed[len(decoder.fed) - end.stats.steps :]] if end.stats.steps else []
+    assert sum(steps) - (end.stats.drafted - end.stats.accepted) <= limit
+    assert not steps or steps[-1] <= limit

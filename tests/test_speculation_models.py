@@ -16,8 +16,9 @@ from proofs import sample_size
 
 from localllm.cancel import Cancel
 from localllm.config import cache_dir
+from localllm.engine.costs import CostModel
+from localllm.engine.drafters import ModelDrafter
 from localllm.engine.llama import LlamaDecoder, LoadOptions, lib
-from localllm.engine.speculate import CostModel, ModelDrafter
 from localllm.engine.stepper import Stepper, slices
 from localllm.values import Sampling
 
@@ -90,8 +91,8 @@ def steppers(decoders: Sequence[LlamaDecoder], exact: bool) -> dict[str, Stepper
     return {
         "off": Stepper(target, exact=exact),
         "text": Stepper(target, Free(), exact=exact),
-        "good": Stepper(target, Free(), ModelDrafter("good", lambda: good, 0.001), exact=exact),
-        "bad": Stepper(target, Free(), ModelDrafter("bad", lambda: bad, 0.001), exact=exact),
+        "good": Stepper(target, Free(), ModelDrafter("good", lambda: good, {"cost": 0.001}), exact=exact),
+        "bad": Stepper(target, Free(), ModelDrafter("bad", lambda: bad, {"cost": 0.001}), exact=exact),
     }
 
 

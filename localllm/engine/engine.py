@@ -143,7 +143,8 @@ class Engine:
                         return "length"
                     if len(turn.prompt.ids) + len(turn.ids) > room:
                         return "context"
-                chosen = stepper.step(chosen[-1], sampler, cancel)
+                most = turn.sampling.max_tokens
+                chosen = stepper.step(chosen[-1], sampler, cancel, most and most - len(turn.ids))
                 if not chosen:
                     return cancel.reason or "interrupted"
         finally:

@@ -7,8 +7,10 @@ Knows no text and no end of an answer.
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from localllm.engine.costs import CostModel
 from localllm.engine.decoder import Decoder, Sampler
-from localllm.engine.speculate import Acceptance, CostModel, ModelDrafter, Speculator, accepted
+from localllm.engine.drafters import ModelDrafter, TextExperience
+from localllm.engine.speculate import Speculator, accepted
 from localllm.engine.threads import ThreadGovernor, preemptions
 
 EXACT_WIDTH = 4  # tokens of every step under --exact
@@ -34,7 +36,7 @@ class Stepper:
     ) -> None:
         self.exact = exact
         self._remember = remember
-        self._acceptance = Acceptance()
+        self._experience = TextExperience()
         self._text: list[int] = []  # prompt and answer, with the token that the next step computes
         self._decoder, self._cost, self._drafter, self._governor = decoder, cost, drafter, governor
         self._width = EXACT_WIDTH if exact and decoder.can_undo else 1
@@ -59,17 +61,21 @@ class Stepper:
         """An answer begins: ``tokens`` are those of the prompt, and the first of the answer."""
         self._text = list(tokens)
         if self._cost and self._decoder.can_undo:
-            self._speculator = Speculator(self._cost, tokens, self._drafter, self._acceptance)
+            self._speculator = Speculator(self._cost, tokens, self._drafter, self._experience)
 
-    def step(self, token: int, sampler: Sampler, cancel: Callable[[], bool]) -> list[int]:
-        """Compute ``token`` and check a draft behind it: one token more than was right of it; none where cancelled."""
+    def step(self, token: int, sampler: Sampler, cancel: Callable[[], bool], wanted: int | None = None) -> list[int]:
+        """Compute ``token`` and check a draft behind it: one token more than was right of it; none where cancelled.
+
+        No more than ``wanted`` tokens come.
+        """
         self.steps += 1
         governor, speculator, decoder = self._governor, self._speculator, self._decoder
         if governor:
             self._use(governor.threads)
             preempted = preemptions()
         start, begin_s = len(decoder.tokens), time.perf_counter()
-        draft = speculator.draft(min(decoder.n_ctx - start - 1, self._most_draft), cancel) if speculator else []
+        most = min(decoder.n_ctx - start - 1, self._most_draft, self._most_draft if wanted is None else wanted - 1)
+        draft = speculator.draft(most, cancel) if speculator else []
         drafted_s = time.perf_counter()
         padding = [token] * (self._width - 1 - len(draft))
         if not decoder.feed((token, *draft, *padding), cancel, every=bool(draft or padding)):
