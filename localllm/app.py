@@ -5,6 +5,7 @@ The one place that knows catalog, store, header check, memory and runtime togeth
 """
 
 import dataclasses
+import hashlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from localllm.values import ContextReason, ModelInfo, Sampling
 if TYPE_CHECKING:
     from localllm.drafting import Loadable
     from localllm.engine.engine import Engine
-    from localllm.engine.llama import Device, LoadOptions
+    from localllm.engine.llama import Device, LlamaDecoder, LoadOptions
     from localllm.engine.placement import Fit
+    from localllm.engine.prefix import PrefixCache
 
 _GPU_BACKENDS = ("cuda", "hip", "metal", "sycl", "vulkan")
 
@@ -127,6 +129,7 @@ def open_engine(
     except BaseException:
         decoder.close()
         raise
+    prefix = _prefix_cache(decoder, target) if settings.cache else None
     vocab = decoder.vocab
     bos, eos = (token.text if token else "" for token in (vocab.bos, vocab.eos))
     info = ModelInfo(
@@ -140,7 +143,28 @@ def open_engine(
         layers=shape.n_layers + 1,
         chat_template=bool(shape.chat_template.strip()),
     )
-    return Engine(decoder, ChatTemplate.of_model(shape.chat_template, bos, eos), info, _sampling(model), stepper)
+    template = ChatTemplate.of_model(shape.chat_template, bos, eos)
+    return Engine(decoder, template, info, _sampling(model), stepper, prefix)
+
+
+def _prefix_cache(decoder: "LlamaDecoder", target: "Loadable") -> "PrefixCache | None":
+    """The stored prefixes of this model, as it is loaded now; None where none are to be kept."""
+    from localllm.engine.llama import build
+    from localllm.engine.prefix import PrefixCache
+    from localllm.engine.prefix_store import PrefixStore
+
+    budget_bytes = config.prefix_budget_bytes()
+    try:
+        found = [file.stat() for file in target.model.files]
+    except OSError:  # gone since it was loaded
+        return None
+    if not budget_bytes:
+        return None
+    content = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found]
+    layout = (target.options.kv, target.options.gpu_layers, decoder.flash_attention)
+    fingerprint = hashlib.sha256(repr((content, layout, build())).encode()).hexdigest()[:32]
+    about = {"model": target.model.name}
+    return PrefixCache(decoder, PrefixStore(config.prefix_dir(), fingerprint, budget_bytes, about))
 
 
 def _draft(

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from localllm import sizes
 from localllm.values import KvType
 
 APP = "localllm"
@@ -16,7 +17,7 @@ class Settings:
 
     ``draft`` is "auto" (from the text, and with the catalog's draft model where it is on this disk), "ngram" (from
     the text only), "off", or a model. With ``exact`` an answer does not depend on drafts, on what was cached or on
-    the machine's load in its last bits. ``cache`` has no effect in this version, which keeps no prompts on disk.
+    the machine's load in its last bits. ``cache`` is whether prompts that were read are kept on disk for later.
     """
 
     ctx_size: int | None = None
@@ -46,6 +47,27 @@ def cache_dir() -> Path:
 def data_dir() -> Path:
     """What would be missed if it were gone ($XDG_DATA_HOME/localllm)."""
     return _xdg("XDG_DATA_HOME", ".local/share")
+
+
+def prefix_dir() -> Path:
+    """The prompt-prefix cache. It holds what was typed, in effect: nobody else may read it."""
+    return cache_dir() / "prefix"
+
+
+def prefix_budget_bytes() -> int:
+    """How large the prefix cache may become: $LOCALLLM_CACHE_SIZE, or the smaller of 8 GB and a tenth of the free disk.
+
+    Raises UsageError for a size that is none.
+    """
+    if chosen := os.environ.get("LOCALLLM_CACHE_SIZE"):
+        return sizes.cache_bytes(chosen)
+    import shutil
+
+    try:
+        place = next(path for path in (prefix_dir(), *prefix_dir().parents) if path.exists())
+        return min(8 * 10**9, shutil.disk_usage(place).free // 10)
+    except OSError:  # a disk of which nothing can be known: nothing is kept there
+        return 0
 
 
 def _xdg(variable: str, below_home: str) -> Path:

@@ -93,7 +93,7 @@ def timed_out(phase: str) -> float:
 
 def stopped(phase: str, flags: list[str], act: Callable[[subprocess.Popen[str]], float], code: int) -> float:
     """Start an answer that does not end by itself, let ``act`` say when it should, and measure from there."""
-    command = [PROGRAM, "ask", *flags, *(["what runs?"] if phase == "prefill" else ENDLESS)]
+    command = [PROGRAM, "ask", "--no-cache", *flags, *(["what runs?"] if phase == "prefill" else ENDLESS)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=os.environ) as process:
         assert process.stdin

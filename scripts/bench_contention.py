@@ -114,7 +114,7 @@ def serve(path: str, how: str) -> None:
     from localllm.cancel import Cancel
 
     threads = None if how == "auto" else default_threads() if how == "default" else int(how)
-    engine = open_engine(path, Settings(ctx_size=N_CTX, threads=threads, draft="off"))
+    engine = open_engine(path, Settings(ctx_size=N_CTX, threads=threads, draft="off", cache=False))
     prompt = engine.encode_raw(PROMPT)
     for line in sys.stdin:
         tokens, begin_s = 0, time.perf_counter()

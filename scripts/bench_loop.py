@@ -53,7 +53,7 @@ def without_computing(ids: list[int]) -> Iterator[None]:
 
 def loop_s(path: Path, draft: str) -> tuple[float, float]:
     """Seconds of our own for a token, and how much more the last quarter of an answer takes than the first."""
-    with open_engine(str(path), Settings(ctx_size=4096, draft=draft)) as engine:
+    with open_engine(str(path), Settings(ctx_size=4096, draft=draft, cache=False)) as engine:
         ids = engine.encode_raw(TEXT).ids
         with without_computing(list(ids)):
             events = engine.reply(Prompt(ids[:8]), Sampling(max_tokens=TOKENS))

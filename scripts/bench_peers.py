@@ -206,7 +206,20 @@ class Ended:
 def report_answers(model: Located, threads: int, runs: int) -> None:
     """Print what localllm adds to what no answer can avoid: seconds before the first byte, and memory."""
     path, n_ctx = str(model.model.path), str(min(DEFAULT_CTX, model.shape.n_ctx_train))
-    ask = [PROGRAM, "ask", "--model", path, "--ctx-size", n_ctx, "--threads", str(threads), "--temp", "0", "--quiet"]
+    ask = [
+        PROGRAM,
+        "ask",
+        "--model",
+        path,
+        "--ctx-size",
+        n_ctx,
+        "--threads",
+        str(threads),
+        "--temp",
+        "0",
+        "--quiet",
+        "--no-cache",
+    ]
     ask += ["--max-tokens", str(ANSWER_TOKENS), "Name three colours."]
     prompt_tokens = json.loads(run([*ask, "--json"]).output)["stats"]["prompt_tokens"]
     ids = json.loads(run([*SIDE, "ids", path, str(prompt_tokens)]).output)

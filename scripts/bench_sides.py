@@ -40,7 +40,7 @@ def localllm(model: str, n_ctx: int, threads: int) -> Side:
     """
     from localllm import Prompt, Reasoning, Sampling, Settings, Text, open_engine
 
-    engine = open_engine(model, Settings(ctx_size=n_ctx, draft="off"))
+    engine = open_engine(model, Settings(ctx_size=n_ctx, draft="off", cache=False))
     if engine.info.threads != threads:
         raise SystemExit(f"localllm uses {engine.info.threads} threads by default, not {threads}")
 
@@ -117,7 +117,7 @@ def token_ids(model: str, tokens: int) -> list[int]:
     """A prompt after which all sides write the same for long, so that none of them stops early."""
     from localllm import Settings, open_engine
 
-    with open_engine(model, Settings(ctx_size=512)) as engine:
+    with open_engine(model, Settings(ctx_size=512, cache=False)) as engine:
         return list(engine.encode_raw(LETTERS * (tokens // 4 + 1)).ids[:tokens])
 
 

@@ -31,8 +31,9 @@ from localllm.engine.costs import CostModel
 from localllm.engine.decoder import Sampler
 from localllm.engine.drafters import ModelDrafter
 from localllm.engine.llama import LlamaDecoder, LoadOptions
+from localllm.engine.slicing import slices
 from localllm.engine.speculate import Speculator
-from localllm.engine.stepper import Stepper, slices
+from localllm.engine.stepper import Stepper
 from localllm.engine.threads import default_threads
 from localllm.values import Sampling
 

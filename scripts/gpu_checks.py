@@ -21,7 +21,7 @@ from localllm.ceiling.hardware import find
 from localllm.ceiling.measure import available_memory_bytes
 from localllm.ceiling.roofline import GIB, ceiling_tok_s
 from localllm.engine.llama import Device, LlamaDecoder, devices
-from localllm.engine.stepper import slices
+from localllm.engine.slicing import slices
 from localllm.errors import UsageError
 from localllm.models.gguf import ModelShape
 
@@ -76,7 +76,7 @@ def check_all(report: Report, larger: str | None) -> None:
     model = locate()
     layers = model.shape.n_layers + 1
     check_placement(report, model, gpus)
-    with open_engine(model, Settings(ctx_size=N_CTX, gpu_layers=0)) as engine:
+    with open_engine(model, Settings(ctx_size=N_CTX, gpu_layers=0, cache=False)) as engine:
         prompts = [engine.encode([Message("user", text)]).ids for text in PROMPTS]
     with closing(opened(model, 0)) as decoder:
         expected = [led(decoder, prompt, slice_tokens=CPU_SLICE_TOKENS) for prompt in prompts]
@@ -105,7 +105,7 @@ def layers_for(model: Located, gpus: Sequence[Device]) -> int:
 
 def opened(model: Located, gpu_layers: int) -> LlamaDecoder:
     """The model with this many layers on the GPU."""
-    settings = Settings(ctx_size=N_CTX, gpu_layers=gpu_layers)
+    settings = Settings(ctx_size=N_CTX, gpu_layers=gpu_layers, cache=False)
     return LlamaDecoder(model.model.path, load_options(model.shape, settings, devices(), available_memory_bytes())[0])
 
 
@@ -137,7 +137,7 @@ def placed_bytes(shape: ModelShape, gpu_layers: int) -> int:
 
 def decode_rate(model: Located, gpu: Device, tokens: int = 256) -> str:
     """A line on how fast it decodes, and how much of the ceiling that is."""
-    with open_engine(model, Settings(ctx_size=N_CTX)) as engine:
+    with open_engine(model, Settings(ctx_size=N_CTX, cache=False)) as engine:
         prompt = engine.encode_raw("one two three " * 8)
         for _ in range(2):  # the first warms the GPU up
             events = engine.reply(prompt, Sampling(temperature=0, max_tokens=tokens))

@@ -23,6 +23,8 @@ from localllm.models.store import resolve
 hypothesis.settings.register_profile("localllm", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("localllm")
 
+os.environ["LOCALLLM_CACHE_SIZE"] = "0"  # what one test reads must not be there for the next; tests of the cache say so
+
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 _CACHE = config.cache_dir()  # before any test changes the environment
 

@@ -69,11 +69,37 @@ class FakeDecoder:
     before_feed: Callable[[], None] = lambda: None
     open_samplers: int = 0
     threads: int = 0
+    window: int | None = None  # tokens whose state can still be saved
     outputs: int = 1  # positions, counted from the end, whose logits are there
 
     @property
     def can_undo(self) -> bool:
         return self.rewinds
+
+    @property
+    def whole_only(self) -> bool:
+        return not self.rewinds
+
+    @property
+    def forgets(self) -> bool:
+        return self.window is not None
+
+    @property
+    def block_tokens(self) -> int:
+        return min(self.window or 16, 16)
+
+    def save(self, start: int, stop: int) -> bytearray | None:
+        assert 0 <= start < stop
+        if self.whole_only and (start, stop) != (0, len(self.tokens)):
+            return None
+        if stop > len(self.tokens) or (self.window and start < len(self.tokens) - self.window):
+            return None
+        return bytearray(repr(self.tokens[:stop]).encode())  # keys and values depend on all that came before
+
+    def restore(self, ids: Sequence[int], state: bytearray | memoryview) -> bool:
+        assert bytes(state) == repr([*self.tokens, *ids]).encode() and not (self.whole_only and self.tokens)
+        self.tokens.extend(ids)
+        return True
 
     def feed(self, ids: Sequence[int], cancelled: Callable[[], bool], every: bool = False) -> bool:
         assert 0 < len(ids) <= self.slice_tokens and len(self.tokens) + len(ids) <= self.n_ctx

@@ -12,8 +12,8 @@ from gguf_files import tiny, u32
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localllm import sizes
 from localllm.ceiling import measure, roofline
-from localllm.cli import sizes
 from localllm.errors import UsageError
 from localllm.models.catalog import load_catalog
 

@@ -18,8 +18,9 @@ from localllm.cancel import Cancel
 from localllm.config import cache_dir
 from localllm.engine.costs import CostModel
 from localllm.engine.drafters import ModelDrafter
-from localllm.engine.llama import LlamaDecoder, LoadOptions, lib
-from localllm.engine.stepper import Stepper, slices
+from localllm.engine.llama import LlamaDecoder, LoadOptions, _Chain, lib
+from localllm.engine.slicing import slices
+from localllm.engine.stepper import Stepper
 from localllm.values import Sampling
 
 GREEDY, SAMPLED = Sampling(temperature=0), Sampling(temperature=0.8, repeat_penalty=1.1)
@@ -187,6 +188,46 @@ def _chi_square_holds(ours: Counter, theirs: Counter) -> bool:
     free = len(bins) - 1
     bound = free * (1 - 2 / (9 * free) + 3.09 * (2 / (9 * free)) ** 0.5) ** 3
     return free > 2 and value < bound
+
+
+PERSON = r"""
+root ::= "{" pair ("," pair)* "}"
+pair ::= " \"" [a-z]+ "\": " ([0-9]+ | "\"" [A-Za-z ]* "\"")
+"""
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_grammar_holds_whatever_is_guessed(pair):
+    """Guesses that it forbids are wrong ones: the answer is that of plain decoding under the grammar."""
+    target = pair[0]
+    ids = target.vocab.tokenize('A person as JSON, {"name": "Ada", "age": 36}, and another one:')
+    ways = steppers(pair, exact=True)
+    plain = constrained(target, ways.pop("off"), ids)
+    text = b"".join(map(target.vocab.piece, plain)).decode()
+    assert text.startswith('{ "')
+    for name, stepper in ways.items():
+        assert constrained(target, stepper, ids) == plain, name
+        assert stepper.accepted > 0, name
+
+
+def constrained(decoder: LlamaDecoder, stepper: Stepper, ids: Sequence[int], count: int = 40) -> list[int]:
+    """The first tokens of an answer that PERSON allows."""
+    decoder.rewind(0)
+    decoder.feed(ids, bool)
+    stepper.prefill()
+    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+    grammar = lib.llama_sampler_init_grammar(decoder.vocab._vocab, PERSON.encode(), b"root")
+    assert grammar
+    for step in (grammar, lib.llama_sampler_init_greedy()):
+        lib.llama_sampler_chain_add(chain, step)
+    with closing(_Chain(decoder._ctx, chain)) as sampler:
+        tokens = [sampler.sample()]
+        stepper.begin([*ids, *tokens])
+        while len(tokens) < count and not any(map(decoder.vocab.is_end, tokens)):
+            tokens += stepper.step(tokens[-1], sampler, bool)
+    end = next((at for at, token in enumerate(tokens) if decoder.vocab.is_end(token)), count)
+    return tokens[: min(end, count)]
 
 
 def test_the_chi_square_tells_distributions_apart():

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -106,6 +107,9 @@ def ask(
         end = _answer(engine, fitted, sampling, cancel, view, json)
     if not quiet:
         _report(end, engine.info, usage)
+    if end.reason not in ("timeout", "interrupted"):  # these want an end at once
+        with suppress(KeyboardInterrupt):  # the answer is out: only the cache loses something
+            engine.keep()
     return EXIT_CODES[end.reason]
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm import sizes
 from localllm.ceiling.roofline import GB, GIB, Workload, ceiling_tok_s, fits
-from localllm.cli import options, sizes
+from localllm.cli import options
 from localllm.errors import ModelNotFound, UsageError
 from localllm.values import KvType
 

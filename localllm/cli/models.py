@@ -42,7 +42,7 @@ def list_models(
         objects = [entry.as_object() for entry in entries]
         sys.stdout.write(json.dumps(objects, indent=2) + "\n")
         return
-    for line in _table([_HEADER, *(entry.as_row() for entry in entries)]):
+    for line in table([_HEADER, *(entry.as_row() for entry in entries)]):
         sys.stdout.write(line + "\n")
 
 
@@ -176,8 +176,8 @@ def _entries(catalog: "Catalog", machine: "Capacity") -> Iterator[_Entry]:
     yield from (_Entry.fetchable(spec, machine) for spec in catalog.values() if spec.name not in present)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as they need to be; a terminal that is too narrow loses the end of the last."""
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with columns as wide as they need to be; a terminal that is too narrow loses the end of the last."""
     import shutil
 
     from localllm.terminal.safe import one_line

@@ -62,7 +62,7 @@ Exact = Annotated[
 ]
 NoCache = Annotated[
     bool,
-    typer.Option("--no-cache", help="Leave the prefix cache alone (not in this version yet: always so)."),
+    typer.Option("--no-cache", help="Neither use prompts that were read before nor keep this one."),
 ]
 HideReasoning = Annotated[bool, typer.Option("--hide-reasoning", "-R", help="Do not show the model's reasoning.")]
 Usage = Annotated[bool, typer.Option("--usage", "-u", help="Show tokens, speed and settings on stderr.")]

@@ -116,6 +116,33 @@ class Decoder(Protocol):
         """True where the last tokens can be taken back exactly, as checking a draft needs it."""
         ...
 
+    @property
+    def whole_only(self) -> bool:
+        """True where only the state of all tokens can be saved, not that of some (recurrent memory)."""
+        ...
+
+    @property
+    def forgets(self) -> bool:
+        """True where what was computed long ago can no longer be saved (sliding windows)."""
+        ...
+
+    @property
+    def block_tokens(self) -> int:
+        """The most tokens whose state can be saved in one piece."""
+        ...
+
+    def save(self, start: int, stop: int) -> bytearray | None:
+        """The keys and values of the tokens [start, stop); None where they are no longer there as a whole."""
+        ...
+
+    def restore(self, ids: Sequence[int], state: bytearray | memoryview) -> bool:
+        """Put back behind ``tokens`` what ``save`` gave for ``ids`` at this place; False where that fails.
+
+        No logits come of it: at least one token has to be fed before sampling. A state is trusted: it must be
+        byte for byte what was saved with this model, loaded in the same way.
+        """
+        ...
+
     def feed(self, ids: Sequence[int], cancelled: Callable[[], bool], every: bool = False) -> bool:
         """Compute ``ids`` (at least one) after ``tokens``; the logits of the last one can then be sampled.
 

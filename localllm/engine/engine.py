@@ -1,11 +1,12 @@
 """One turn: a prompt goes in, a stream of events comes out.
 
 Knows the order of things (what is already there, prefill, decode, the end) and measures them. Does not know
-llama.cpp, files, terminals or how many turns there were: what it shares between turns is the decoder's tokens.
+llama.cpp, files, terminals or how many turns there were: what it shares between turns are the decoder's tokens.
 """
 
 import itertools
 import random
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
@@ -13,8 +14,10 @@ from typing import Self
 
 from localllm.cancel import Cancel
 from localllm.engine.decoder import Decoder
+from localllm.engine.prefix import PrefixCache
 from localllm.engine.prompt import PromptEncoder
-from localllm.engine.stepper import Stepper, slices
+from localllm.engine.slicing import border, pure_slices, reusable, slices
+from localllm.engine.stepper import Stepper
 from localllm.engine.template import ChatTemplate
 from localllm.engine.text import VISIBLE_CONTROLS, AnswerDecoder
 from localllm.engine.worker import wait_for_workers
@@ -34,6 +37,8 @@ from localllm.values import (
     TurnStats,
 )
 
+_ABOUT_TOKENS = 64  # of a stored prefix, whose text tells people which one it is
+
 
 class Engine:
     """A loaded model that answers. One turn at a time; use ``open_engine`` to make one.
@@ -49,13 +54,17 @@ class Engine:
         info: ModelInfo,
         sampling: Sampling | None = None,
         stepper: Stepper | None = None,
+        prefix: PrefixCache | None = None,
     ) -> None:
         self.info = info
         self.sampling = sampling or Sampling()
         self._decoder = decoder
         self._encoder = PromptEncoder(decoder.vocab, template)
         self._stepper = stepper or Stepper(decoder)
-        self._prefilled = 0  # tokens at the beginning of the KV cache that no decode step computed
+        self._prefix = prefix
+        self._keeping: threading.Thread | None = None
+        self._pure = 0  # tokens at the beginning of the KV cache that are pure (see ``slicing``)
+        self._ends: list[int] = []  # how many tokens it held at the end of earlier turns
         self._turn: _Turn | None = None
         self._visible = {
             token.id: token.text.encode() for token in decoder.vocab.control_tokens if token.text in VISIBLE_CONTROLS
@@ -92,6 +101,7 @@ class Engine:
             )
         if not prompt.ids:
             raise UsageError("the prompt has no tokens", "write something; or the model's chat template is at fault")
+        self._wait_for_keeping()
         turn = self._turn = _Turn(
             prompt, sampling, AnswerDecoder((*sampling.stop, *prompt.stop), prompt.reasoning, hold_unopened)
         )
@@ -108,20 +118,47 @@ class Engine:
         """
         ids, decoder = turn.prompt.ids, self._decoder
         self._stepper.prefill()
-        held = min(_common_prefix(decoder.tokens, ids), len(ids) - 1)
-        if self._stepper.exact:  # what decoding computed, or a slice of another width, differs in the last bits
-            held = min(held, self._prefilled) // decoder.slice_tokens * decoder.slice_tokens
-        turn.cached = turn.read_to = self._prefilled = decoder.rewind(held)
-        for start, stop in slices(turn.cached, len(ids), decoder.slice_tokens):
+        turn.cached = turn.read_to = self._reuse(ids)
+        all_pure = turn.cached == self._pure
+        pure = border(len(ids)) if all_pure else self._pure
+        cut = pure_slices if all_pure else slices
+        for start, stop in cut(turn.cached, len(ids), decoder.slice_tokens):
             yield Progress(start, len(ids), turn.cached)
             self._check_turn(turn)
             completed = decoder.feed(ids[start:stop], cancel)
             turn.read(stop if completed else start)
             if not completed:
                 return False
-            self._prefilled = stop
+            self._pure = min(stop, pure)
+            if self._prefix:
+                self._prefix.hold(pure)
         yield Progress(len(ids), len(ids), turn.cached)
         return True
+
+    def _reuse(self, ids: Sequence[int]) -> int:
+        """Have as many of the prompt's first tokens in the KV cache as can be, from this process or an earlier one.
+
+        A conversation goes on from where one of its turns ended. Else only what is pure is used, and as much of it as
+        leaves the answer as it would be without.
+        """
+        decoder, exact = self._decoder, self._stepper.exact
+        shared = _common_prefix(decoder.tokens, ids)
+        ends = [end for end in (*self._ends, len(decoder.tokens)) if self._pure < end <= shared and end < len(ids)]
+        held = max(0 if exact else max(ends, default=0), reusable(min(shared, self._pure), len(ids)))
+        restored = self._restored(ids, held)
+        if not restored and (there := decoder.rewind(held)) < held:  # the decoder's memory cannot go back
+            held = there
+            restored = self._restored(ids, held)
+        if restored:
+            held, self._pure = restored
+        elif self._prefix:
+            self._prefix.rewound(held)
+        self._pure = min(self._pure, held)
+        self._ends = [end for end in ends if end <= held]
+        return held
+
+    def _restored(self, ids: Sequence[int], more_than: int) -> tuple[int, int] | None:
+        return self._prefix.restore(ids, more_than, only_pure=self._stepper.exact) if self._prefix else None
 
     def _decode(self, turn: "_Turn", cancel: Cancel) -> Generator[Event, None, FinishReason]:
         """One token after another until something ends the answer; returns what did."""
@@ -145,6 +182,8 @@ class Engine:
                         return "context"
                 most = turn.sampling.max_tokens
                 chosen = stepper.step(chosen[-1], sampler, cancel, most and most - len(turn.ids))
+                if self._prefix:
+                    self._prefix.hold(self._pure)
                 if not chosen:
                     return cancel.reason or "interrupted"
         finally:
@@ -160,9 +199,33 @@ class Engine:
     def _piece(self, token: int) -> bytes:
         return self._visible.get(token) or self._decoder.vocab.piece(token)
 
+    def keep(self, background: bool = False) -> None:
+        """Store for later processes what this one has computed; call it when the answer has reached the user.
+
+        In the ``background`` it goes on until it is done or something else is asked of the engine, which waits for it.
+        Does nothing without a prefix cache.
+        """
+        prefix, pure = self._prefix, self._pure
+        self._wait_for_keeping()
+        if not prefix or not self._decoder.tokens:
+            return
+        pieces = (self._piece(token) for token in self._decoder.tokens[:_ABOUT_TOKENS])
+        text = b"".join(pieces).decode("utf-8", "replace")
+        if background:
+            self._keeping = threading.Thread(target=prefix.keep, args=(pure, text))
+            self._keeping.start()
+        else:
+            prefix.keep(pure, text)
+
+    def _wait_for_keeping(self) -> None:
+        if self._keeping:
+            self._keeping.join()
+            self._keeping = None
+
     def close(self) -> None:
         """Free the model. The engine cannot be used afterwards."""
         self._turn = None
+        self._wait_for_keeping()
         wait_for_workers()
         self._stepper.close()
         self._decoder.close()

@@ -32,6 +32,12 @@ from localllm.values import KvType, Sampling
 
 VERSION: str = llama_cpp.__version__
 
+
+def build() -> str:
+    """What was built and runs here, as far as results depend on it: the version, and the processor's features."""
+    return f"{VERSION} {lib.llama_print_system_info().decode()}"
+
+
 _KV_TYPES: dict[KvType, int] = {
     "f16": lib.GGML_TYPE_F16,
     "q8_0": lib.GGML_TYPE_Q8_0,
@@ -217,6 +223,66 @@ class LlamaDecoder:
                 lib.llama_memory_clear(self._memory, True)
             del self.tokens[kept:]
         return len(self.tokens)
+
+    @property
+    def whole_only(self) -> bool:
+        """See the protocol."""
+        return self._recurrent
+
+    @property
+    def forgets(self) -> bool:
+        """See the protocol."""
+        return self._n_swa > 0
+
+    @property
+    def block_tokens(self) -> int:
+        """See the protocol. Of a longer stretch llama.cpp leaves out what lies outside the window."""
+        return min(self._n_swa or self.n_ctx, self.n_ctx)
+
+    def save(self, start: int, stop: int) -> bytearray | None:
+        """See the protocol. A part of a sequence is saved by way of the second one, which shares its cells."""
+        self._check_open()
+        if self._recurrent:
+            return self._saved(0) if (start, stop) == (0, len(self.tokens)) else None
+        if not lib.llama_memory_seq_pos_min(self._memory, 0) <= start < stop <= len(self.tokens):
+            return None
+        lib.llama_memory_seq_cp(self._memory, 0, 1, start, stop)
+        try:
+            return self._saved(1)
+        finally:
+            lib.llama_memory_seq_rm(self._memory, 1, -1, -1)
+
+    def _saved(self, sequence: int) -> bytearray | None:
+        size = lib.llama_state_seq_get_size_ext(self._ctx, sequence, 0)
+        try:
+            state = bytearray(size)
+        except MemoryError:
+            return None
+        written = lib.llama_state_seq_get_data_ext(self._ctx, _array(state), size, sequence, 0)
+        return state if written == size > 0 else None
+
+    def restore(self, ids: Sequence[int], state: bytearray | memoryview) -> bool:
+        """See the protocol."""
+        self._check_open()
+        start, stop = len(self.tokens), len(self.tokens) + len(ids)
+        if stop > self.n_ctx or not ids:
+            return False
+        sequence = 0 if self._recurrent else 1
+        read = lib.llama_state_seq_set_data_ext(self._ctx, _array(state), len(state), sequence, 0)
+        last = lib.llama_memory_seq_pos_max(self._memory, sequence)
+        if self._recurrent:
+            whole = read == len(state) and last == stop - 1
+        else:
+            first = lib.llama_memory_seq_pos_min(self._memory, 1)
+            whole = read == len(state) and (first, last) == (start, stop - 1)
+            if whole:
+                lib.llama_memory_seq_cp(self._memory, 1, 0, -1, -1)
+            lib.llama_memory_seq_rm(self._memory, 1, -1, -1)
+        if whole:
+            self.tokens.extend(ids)
+        else:
+            self._repair()
+        return bool(whole)
 
     def _check_open(self) -> None:
         if not self._ctx:
@@ -448,6 +514,11 @@ def _new_chain(sampling: Sampling, seed: int, n_tokens: int, suppressed: Sequenc
     return chain
 
 
+def _array(data: bytearray | memoryview) -> Any:
+    """The same bytes for C, not copied."""
+    return (ctypes.c_uint8 * len(data)).from_buffer(data)
+
+
 def _load_model(path: Path, options: LoadOptions, cancel: Cancel, vocab_only: bool = False) -> Any:
     log = _log()
     params = lib.llama_model_default_params()
@@ -475,7 +546,9 @@ def _new_context(model: Any, options: LoadOptions) -> tuple[Any, bool]:
     params = lib.llama_context_default_params()
     params.n_ctx = options.n_ctx
     params.n_batch = params.n_ubatch = min(_SLICE_TOKENS, options.n_ctx)
-    params.n_seq_max = 1
+    # The second sequence is for saving and restoring blocks. It changes a window's numbers, so it is always there.
+    params.n_seq_max = 1 if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) else 2
+    params.kv_unified = True
     params.n_threads = params.n_threads_batch = options.threads
     params.type_k = params.type_v = _KV_TYPES[options.kv]
     params.swa_full = False

@@ -24,9 +24,9 @@ from localllm.cancel import Cancel
 from localllm.errors import LocalLLMError, ModelFileError, OutOfMemory, Unavailable
 
 if TYPE_CHECKING:
-    from localllm.engine.llama import LoadOptions
+    from localllm.engine.llama import LlamaDecoder, LoadOptions
 
-_TRIAL = 2  # counts up whenever a trial does more than before
+_TRIAL = 3  # counts up whenever a trial does more than before
 _N_CTX = 512
 _BATCH_TOKENS = 40  # more than 32, where the last of llama.cpp's ways to multiply matrices begins
 _LAST_WORDS = re.compile(r"([\w-]+\.\w+:\d+: .+)|what\(\):\s+(.+)")  # an assertion; an exception that nobody caught
@@ -141,6 +141,7 @@ def _use(path: Path, options: "LoadOptions") -> None:
         vocab.is_end(token)
         decoder.rewind(len(ids) // 2)
         decoder.feed([token], bool)
+    _keep(decoder)
     if decoder.can_undo:  # as checking a draft does, and as a draft model guesses
         start = len(decoder.tokens)
         decoder.feed(ids[:4], bool, every=True)
@@ -149,6 +150,18 @@ def _use(path: Path, options: "LoadOptions") -> None:
         decoder.rewind(start + 1)
         decoder.feed(ids[:1], bool)
     decoder.close()
+
+
+def _keep(decoder: "LlamaDecoder") -> None:
+    """Save and restore, as the prefix cache does."""
+    tokens = tuple(decoder.tokens)
+    start = 0 if decoder.whole_only else max(0, len(tokens) - decoder.block_tokens)
+    if state := decoder.save(start, len(tokens)):
+        decoder.rewind(start)
+        if len(decoder.tokens) == start:
+            decoder.restore(tokens[start:], state)
+    if not decoder.tokens:
+        decoder.feed(tokens[:1], bool)
 
 
 def _every_text() -> str:

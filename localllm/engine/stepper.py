@@ -5,11 +5,12 @@ Knows no text and no end of an answer.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from localllm.engine.costs import CostModel
 from localllm.engine.decoder import Decoder, Sampler
 from localllm.engine.drafters import ModelDrafter, TextExperience
+from localllm.engine.slicing import slices
 from localllm.engine.speculate import Speculator, accepted
 from localllm.engine.threads import ThreadGovernor, preemptions
 
@@ -146,15 +147,3 @@ class Stepper:
         """Free the draft model, if there is one."""
         if self._drafter:
             self._drafter.close()
-
-
-def slices(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Cut [start, stop) at every multiple of ``size``.
-
-    The grid is absolute, so the same prompt is read in the same slices wherever reading resumes on the grid:
-    batches of other widths differ in the last bits of their results.
-    """
-    while start < stop:
-        end = min(stop, (start // size + 1) * size)
-        yield start, end
-        start = end

@@ -89,6 +89,7 @@ class Repl:
         for note in notes:
             self._say(note)
         self._say(render.stats_line(end, self._chat.engine.info.n_ctx))
+        self._chat.engine.keep(background=True)
 
     def _say(self, text: str) -> None:
         """Lines of our own, told apart from the model's by being dim; folded between words."""

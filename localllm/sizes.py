@@ -1,11 +1,11 @@
-"""Sizes and rates as people write them on a command line. Refuses NaN, infinity, zero and the absurd."""
+"""Sizes and rates as people write them. Refuses NaN, infinity, zero and the absurd."""
 
 import re
 from collections.abc import Mapping
 
-from localllm.ceiling.roofline import GIB
 from localllm.errors import UsageError
 
+GIB = 2**30
 _QUANTITY = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e\+?\d+)?) ?([a-z/]*)", re.ASCII)
 _BYTE_UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
@@ -18,6 +18,12 @@ def model_bytes(text: str) -> int:
     """Bytes: 19e9, 19GB (10⁹), 17.7GiB (2³⁰). Raises UsageError outside 100 kB to 1 PB."""
     hint = "give 100 kB to 1 PB: 19e9, 19GB (10⁹ bytes) or 17.7GiB (2³⁰ bytes)"
     return round(_quantity(text, "a size of a model", _BYTE_UNITS, 1e5, 1e15, hint))
+
+
+def cache_bytes(text: str) -> int:
+    """Bytes on a disk: 8GB (10⁹), 500MiB (2²⁰), or 0. Raises UsageError beyond 1 PB."""
+    hint = "give 0 to 1 PB: 8GB (10⁹ bytes), 500MB or 0"
+    return round(_quantity(text, "a size of a cache", _BYTE_UNITS, 0, 1e15, hint))
 
 
 def bandwidth_gb_s(text: str) -> float:
