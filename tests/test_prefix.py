@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from localllm.engine.llama import LlamaDecoder, LoadOptions, lib
 from localllm.engine.prefix import PrefixCache
 from localllm.engine.prefix_store import PrefixStore, entries
 from localllm.engine.slicing import WIDE, border, pure_slices, reusable, slices
-from localllm.values import Prompt
+from localllm.values import Progress, Prompt
 
 PROGRAM = str(Path(sys.executable).parent / "localllm")
 GREEDY, SAMPLED = Sampling(temperature=0, max_tokens=8), Sampling(temperature=0.9, seed=5, max_tokens=8)
@@ -217,18 +218,30 @@ def test_warm_equals_cold_bit_for_bit(model, tmp_path, record_property):
             ends, logits = [], []
             for engine, decoder in ((cold, plain), (warm, cached)):
                 decoder.rewind(0)
-                *_, first = engine.reply(Prompt(tuple(ids)), Sampling(temperature=0, max_tokens=1))
-                restored += first.stats.cached_tokens
-                logits.append(logits_of(decoder))
-                decoder.rewind(0)
-                engine._pure = 0
-                *_, end = engine.reply(Prompt(tuple(ids)), sampling)
-                ends.append(end)
+                for event in engine.reply(Prompt(tuple(ids)), sampling):
+                    if isinstance(event, Progress) and event.done == event.total:
+                        logits.append(logits_of(decoder))
+                ends.append(event)
+            restored += ends[1].stats.cached_tokens
             warm.keep()
             assert np.array_equal(*logits), (number, len(ids))
             assert ends[0].message == ends[1].message
     assert restored > count * 20
     record_property("cases", count)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["smollm2", "gemma"])
+def test_what_is_pure_depends_neither_on_threads_nor_on_the_context_nor_on_the_cut(name, request):
+    """The very bytes: so the cache need not tell apart what one thread has read and what two have."""
+    states = []
+    for threads, n_ctx, cuts in ((1, 1024, [0, 352]), (2, 2048, [0, 96, 256, 352])):
+        with closing(LlamaDecoder(request.getfixturevalue(name), LoadOptions(n_ctx, threads=threads))) as decoder:
+            ids = decoder.vocab.tokenize(TEXT)[:352]
+            for start, stop in pairwise(cuts):
+                decoder.feed(ids[start:stop], bool)
+            states.append(decoder.save(0, 352))
+    assert states[0] and states[0] == states[1]
 
 
 def engine_of(decoder: LlamaDecoder, folder: Path | None) -> Engine:

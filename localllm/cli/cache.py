@@ -157,7 +157,8 @@ class _Prefix:
         from localllm.terminal.progress import size_text
 
         used = f"{datetime.datetime.fromtimestamp(self.used_s):%Y-%m-%d %H:%M}"
-        text = one_line(" ".join(self.text.split()))[:_PREVIEW_CHARS]
+        text = one_line(" ".join(self.text.split()))
+        text = text if len(text) <= _PREVIEW_CHARS else f"…{text[1 - _PREVIEW_CHARS :]}"  # many begin alike
         return (self.model, f"{self.tokens:,}", size_text(self.bytes), f"{self.hits:,}", used, text)
 
 

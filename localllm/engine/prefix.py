@@ -5,11 +5,14 @@ tokens may be used again without changing an answer is told by ``slicing``; file
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from localllm.engine.decoder import Decoder
 from localllm.engine.prefix_store import ROOT, Block, Kind, PrefixStore
 from localllm.engine.slicing import reusable
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _BLOCK_TOKENS = 64
 _MOST_HELD_BYTES = 1 << 30
@@ -76,6 +79,8 @@ class PrefixCache:
 
     def _payloads(self, chain: Sequence[Block], ids: Sequence[int]) -> Iterator[tuple[Block, memoryview | None]]:
         """Read and check one block while the one before it is restored."""
+        from concurrent.futures import ThreadPoolExecutor  # takes as long to load as a small block
+
         with ThreadPoolExecutor(1) as reader:
             ahead: Future[memoryview | None] | None = None
             for index, block in enumerate(chain):
