@@ -132,7 +132,7 @@ def restoring(path: Path, threads: int, ids: Sequence[int], runs: int) -> tuple[
         prefix = PrefixCache(decoder, PrefixStore(Path(folder), "f" * 32, 10**10))
         for start, stop in pure_slices(0, len(ids), decoder.slice_tokens):
             decoder.feed(ids[start:stop], bool)
-        prefix.keep(border(len(ids)), "")
+        prefix.keep(border(len(ids)), answered=False, text="")
         size = sum(entry.file_bytes for _, entry in entries(Path(folder)))
         times = []
         for _ in range(runs + 1):

@@ -147,6 +147,19 @@ def test_each_token_of_a_long_chat_is_stored_once(tmp_path):
     assert stored == end.stats.prompt_tokens + end.stats.output_tokens
 
 
+@pytest.mark.parametrize("memory", [{}, {"rewinds": False}, {"window": 300}])
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_prompt_that_was_not_answered_is_no_conversation(tmp_path, memory, elsewhere):
+    """A longer one that begins with all of it uses what is pure alone: the end was not read as it would be in there."""
+    engine = process(tmp_path, **memory)
+    shorter, longer = engine.encode_raw("x" * 301 + "assistant\n"), engine.encode_raw("x" * 301 + "assistant\n" * 40)
+    *_, end = engine.reply(shorter, Sampling(temperature=0, max_tokens=1))
+    engine.keep()
+    *_, again = (process(tmp_path, **memory) if elsewhere else engine).reply(longer, Sampling(max_tokens=1))
+    assert again.stats.cached_tokens in (0, border(end.stats.prompt_tokens))
+    assert again.stats.cached_tokens or memory == {"rewinds": False}
+
+
 def test_exact_answers_use_only_what_was_read_in_wide_slices(tmp_path):
     engine = process(tmp_path)
     first = turn(engine, [Message("user", "x" * 300)])

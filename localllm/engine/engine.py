@@ -64,6 +64,7 @@ class Engine:
         self._prefix = prefix
         self._keeping: threading.Thread | None = None
         self._pure = 0  # tokens at the beginning of the KV cache that are pure (see ``slicing``)
+        self._prompt_tokens = 0  # of the last turn
         self._ends: list[int] = []  # how many tokens it held at the end of earlier turns
         self._turn: _Turn | None = None
         self._visible = {
@@ -143,7 +144,8 @@ class Engine:
         """
         decoder, exact = self._decoder, self._stepper.exact
         shared = _common_prefix(decoder.tokens, ids)
-        ends = [end for end in (*self._ends, len(decoder.tokens)) if self._pure < end <= shared and end < len(ids)]
+        ends = [*self._ends, len(decoder.tokens)] if self._answered else self._ends
+        ends = [end for end in ends if self._pure < end <= shared and end < len(ids)]
         held = max(0 if exact else max(ends, default=0), reusable(min(shared, self._pure), len(ids)))
         restored = self._restored(ids, held)
         if not restored and (there := decoder.rewind(held)) < held:  # the decoder's memory cannot go back
@@ -155,7 +157,13 @@ class Engine:
             self._prefix.rewound(held)
         self._pure = min(self._pure, held)
         self._ends = [end for end in ends if end <= held]
+        self._prompt_tokens = len(ids)
         return held
+
+    @property
+    def _answered(self) -> bool:
+        """Whether the last turn has come so far that something of its answer is in the KV cache."""
+        return len(self._decoder.tokens) > self._prompt_tokens
 
     def _restored(self, ids: Sequence[int], more_than: int) -> tuple[int, int] | None:
         return self._prefix.restore(ids, more_than, only_pure=self._stepper.exact) if self._prefix else None
@@ -205,17 +213,17 @@ class Engine:
         In the ``background`` it goes on until it is done or something else is asked of the engine, which waits for it.
         Does nothing without a prefix cache.
         """
-        prefix, pure = self._prefix, self._pure
+        prefix = self._prefix
         self._wait_for_keeping()
         if not prefix or not self._decoder.tokens:
             return
         pieces = (self._piece(token) for token in self._decoder.tokens[:_ABOUT_TOKENS])
         text = b"".join(pieces).decode("utf-8", "replace")
-        if background:
-            self._keeping = threading.Thread(target=prefix.keep, args=(pure, text))
-            self._keeping.start()
-        else:
-            prefix.keep(pure, text)
+        keeping = threading.Thread(target=prefix.keep, args=(self._pure, self._answered, text))
+        keeping.start()
+        self._keeping = keeping
+        if not background:
+            self._wait_for_keeping()
 
     def _wait_for_keeping(self) -> None:
         if self._keeping:

@@ -110,17 +110,19 @@ class PrefixCache:
         if sum(map(len, self._held.values())) < _MOST_HELD_BYTES and (payload := self._decoder.save(start, stop)):
             self._held[start, stop] = payload
 
-    def keep(self, pure: int, text: str) -> None:
+    def keep(self, pure: int, answered: bool, text: str) -> None:
         """Store what the decoder holds and the disk does not: what is pure, and the conversation to its end.
 
+        Without an answer there is no conversation: the end of a prompt alone is not what a longer one would read.
         ``text`` is what the tokens begin with, for whoever lists the cache. A failure stores less, and is no error.
         """
         tokens = tuple(self._decoder.tokens)
         self.rewound(len(tokens))
         self._has_room = None
         if self._decoder.whole_only:
-            for start, stop in ((0, pure), (0, len(tokens))):
-                self._write(ROOT, tokens, start, stop, "p" if stop == pure else "e", text)
+            self._write(ROOT, tokens, 0, pure, "p", text)
+            if answered:
+                self._write(ROOT, tokens, 0, len(tokens), "e", text)
         else:
             chain = self._store.pure(tokens[:pure])
             conversation = self._store.conversation(tokens, chain)
@@ -129,7 +131,8 @@ class PrefixCache:
             key = self._keep_until(pure, pure, tokens, end, chain[-1].key if chain else ROOT, text)
             if conversation and conversation[-1].stop > pure:
                 pure, key = conversation[-1].stop, conversation[-1].key
-            self._keep_until(len(tokens), 0, tokens, pure, key, text)
+            if answered:
+                self._keep_until(len(tokens), 0, tokens, pure, key, text)
         self._held.clear()
         self._held_to = len(tokens)
 
