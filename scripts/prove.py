@@ -65,7 +65,7 @@ def main() -> int:
     os.chdir(ROOT)
     os.environ["LOCALLLM_PROOF"] = "full"  # read by tests/proofs.py
     started = time.monotonic()
-    code = pytest.main(["--verbose"] if name else ["--collect-only", "-qq"], plugins=[proof])
+    code = pytest.main(["--verbose", "--timeout=0"] if name else ["--collect-only", "-qq"], plugins=[proof])
     if name is None:
         print("\n".join(sorted(proof.names)))
         return 0
