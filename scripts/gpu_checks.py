@@ -19,11 +19,12 @@ from localllm import Cancel, LocalLLMError, Message, Sampling, Settings, TurnEnd
 from localllm.app import Located, load_options, locate
 from localllm.ceiling.hardware import find
 from localllm.ceiling.measure import available_memory_bytes
-from localllm.ceiling.roofline import GIB, ceiling_tok_s
+from localllm.ceiling.roofline import ceiling_tok_s
 from localllm.engine.llama import Device, LlamaDecoder, devices
 from localllm.engine.slicing import slices
 from localllm.errors import UsageError
 from localllm.models.gguf import ModelShape
+from localllm.sizes import GIB
 
 Logits = NDArray[np.float32]  # a row of n_vocab for each token
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from localllm.ceiling.roofline import GIB
 from localllm.errors import UsageError
+from localllm.sizes import GIB
 
 Origin = Literal["table", "given", "measured"]
 

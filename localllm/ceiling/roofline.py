@@ -7,7 +7,6 @@ spec sheets count; memory is sold in units of 2³⁰ bytes. Mixing the two is an
 from dataclasses import dataclass
 
 GB = 10**9
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from localllm.values import Message, Sampling, TurnEnd
 if TYPE_CHECKING:
     from localllm.engine.prefix_store import Entry
 
-_HEADER = ("MODEL", "TOKENS", "SIZE", "HITS", "USED", "BEGINS WITH")
+_HEADER = ("MODEL", "TOKENS", "SIZE", "HITS", "USED", "TEXT")
 _PREVIEW_CHARS = 48
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm import sizes
-from localllm.ceiling.roofline import GB, GIB, Workload, ceiling_tok_s, fits
+from localllm.ceiling.roofline import GB, Workload, ceiling_tok_s, fits
 from localllm.cli import options
 from localllm.errors import ModelNotFound, UsageError
 from localllm.values import KvType
@@ -286,7 +286,7 @@ def _gb(n_bytes: float) -> str:
 
 
 def _gib(n_bytes: float) -> str:
-    return f"{n_bytes / GIB:.3g} GiB"
+    return f"{n_bytes / sizes.GIB:.3g} GiB"
 
 
 def _figure(value: float) -> str:
