@@ -1,13 +1,17 @@
 """The prompt-prefix cache: what was read once is not read again, and no answer changes by it."""
 
 import json
+import multiprocessing
 import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pytest
@@ -22,7 +26,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.llama import LlamaDecoder, LoadOptions, lib
 from localllm.engine.prefix import PrefixCache
 from localllm.engine.prefix_store import PrefixStore, entries
-from localllm.engine.slicing import WIDE, border, pure_slices, reusable, slices
+from localllm.engine.slicing import WIDE, border, landmarks, pure_slices, reusable, slices
 from localllm.values import Progress, Prompt
 
 PROGRAM = str(Path(sys.executable).parent / "localllm")
@@ -32,11 +36,13 @@ GREEDY, SAMPLED = Sampling(temperature=0, max_tokens=8), Sampling(temperature=0.
 # --- slices ------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 3000), st.integers(0, 3000), st.sampled_from([192, 256, 512]))
-def test_all_but_the_end_of_a_prompt_is_read_in_wide_slices(length, pure, most):
+@given(st.integers(1, 3000), st.integers(0, 3000), st.sampled_from([192, 256, 512]), st.booleans())
+def test_all_but_the_end_of_a_prompt_is_read_in_wide_slices(length, pure, most, whole):
     """Wherever reading resumes: slices join, none is too wide, those before the border are wide, the rest is one."""
     start = reusable(pure, length)
-    parts = list(pure_slices(start, length, most))
+    marks = landmarks(border(length)) if whole else []
+    parts = list(pure_slices(start, length, most, marks))
+    assert {mark for mark in marks if mark >= start + WIDE} <= {b for _, b in parts}
     assert start <= min(pure, length - 1)
     assert [at for a, b in parts for at in range(a, b)] == list(range(start, length))
     assert all(b - a <= most for a, b in parts)
@@ -45,6 +51,16 @@ def test_all_but_the_end_of_a_prompt_is_read_in_wide_slices(length, pure, most):
         assert all(b - a >= WIDE for a, b in parts[:-1])
     else:
         assert length <= WIDE and start == 0 and len(parts) == 1
+
+
+@given(st.integers(1, 50_000), st.integers(0, 50_000), st.integers(0, 2000))
+def test_from_a_landmark_little_more_than_what_differs_is_read(length, agreed, rest):
+    """Of a prompt that agrees with an earlier one of ``length`` tokens so far: four times what differs, and a bit."""
+    agreed, other = min(agreed, border(length)), min(agreed, border(length)) + rest
+    usable = [mark for mark in landmarks(border(length)) if mark <= agreed and reusable(mark, other) == mark]
+    found = max(usable, default=0)
+    differs = max(border(length), other) - agreed
+    assert other - found <= 4 * differs + 5 * WIDE
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 64))
@@ -116,10 +132,11 @@ def test_a_conversation_goes_on_in_another_process_where_it_was(tmp_path, memory
     assert again.stats.cached_tokens == first.stats.prompt_tokens + first.stats.output_tokens
 
 
-def test_a_document_is_read_once_whatever_is_asked_about_it(tmp_path):
+@pytest.mark.parametrize("memory", [{}, {"rewinds": False}, {"window": 300}])
+def test_a_document_is_read_once_whatever_is_asked_about_it(tmp_path, memory):
     document = "".join(random.Random(1).choices("abcdefgh", k=2000))
-    first = turn(process(tmp_path), [Message("user", document + "one?")])
-    other = turn(process(tmp_path), [Message("user", document + "and the second question")])
+    first = turn(process(tmp_path, **memory), [Message("user", document + "one?")])
+    other = turn(process(tmp_path, **memory), [Message("user", document + "and the second question")])
     assert first.stats.cached_tokens == 0
     assert other.stats.cached_tokens > 1900
 
@@ -212,34 +229,81 @@ def logits_of(decoder: LlamaDecoder) -> np.ndarray:
     return np.ctypeslib.as_array(lib.llama_get_logits_ith(decoder._ctx, -1), (decoder.vocab.n_tokens,)).copy()
 
 
+@dataclass(frozen=True)
+class Read:
+    """What became of a prompt."""
+
+    logits: np.ndarray
+    answer: Message
+    cached_tokens: int
+
+
+def read(decoder: LlamaDecoder, ids: Sequence[int], sampling: Sampling, folder: Path | None = None) -> Read:
+    """Answer in an engine that has read nothing yet, and keep what it read."""
+    engine = engine_of(decoder, folder)
+    decoder.rewind(0)
+    for event in engine.reply(Prompt(tuple(ids)), sampling):
+        if isinstance(event, Progress) and event.done == event.total:
+            logits = logits_of(decoder)
+    engine.keep()
+    return Read(logits, event.message, event.stats.cached_tokens)
+
+
+class OtherProcess:
+    """Reads prompts with a model of its own, and the cache in ``folder``. A context manager."""
+
+    def __init__(self, path: Path, options: LoadOptions, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=self._work, args=(theirs, path, options, folder), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @staticmethod
+    def _work(pipe: Connection, path: Path, options: LoadOptions, folder: Path) -> None:
+        with closing(LlamaDecoder(path, options)) as decoder:
+            while request := pipe.recv():
+                pipe.send(read(decoder, *request, folder))
+
+    def read(self, ids: Sequence[int], sampling: Sampling) -> Read:
+        self._pipe.send((ids, sampling))
+        return self._pipe.recv()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._pipe.send(None)
+        self._process.join(30)
+        self._process.kill()
+
+
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.proof("prefix-cache")
 def test_warm_equals_cold_bit_for_bit(model, tmp_path, record_property):
-    """Logits and answers, greedy and seeded, of prompts that share beginnings: from the disk, under another n_ctx."""
+    """Logits and answers, greedy and seeded, of prompts that share beginnings.
+
+    Two other processes, under other n_ctx, have them from the disk, where one or the other has put them.
+    """
     path, options = model
     two_kinds = path.name.startswith(("SmolLM2", "gemma-3-"))  # of KV cache: 200 prompts together
     count = sample_size(full=100 if two_kinds else 200, sample=3)
     longest = 1400 if "gemma" in path.name else 700
-    larger = LoadOptions(n_ctx=3072, threads=2, kv=options.kv)
     with ExitStack() as stack:
-        plain, cached = (stack.enter_context(closing(LlamaDecoder(path, each))) for each in (options, larger))
-        restored = 0
+        plain = stack.enter_context(closing(LlamaDecoder(path, options)))
+        others = [
+            stack.enter_context(OtherProcess(path, replace(options, n_ctx=n_ctx), tmp_path)) for n_ctx in (2560, 3072)
+        ]
+        cached = 0
         for number, ids in enumerate(prompts(plain.vocab, count, longest)):
             sampling = SAMPLED if number % 2 else GREEDY
-            cold, warm = engine_of(plain, None), engine_of(cached, tmp_path)
-            ends, logits = [], []
-            for engine, decoder in ((cold, plain), (warm, cached)):
-                decoder.rewind(0)
-                for event in engine.reply(Prompt(tuple(ids)), sampling):
-                    if isinstance(event, Progress) and event.done == event.total:
-                        logits.append(logits_of(decoder))
-                ends.append(event)
-            restored += ends[1].stats.cached_tokens
-            warm.keep()
-            assert np.array_equal(*logits), (number, len(ids))
-            assert ends[0].message == ends[1].message
-    assert restored > count * 20
+            cold, warm = read(plain, ids, sampling), others[number % 3 % 2].read(ids, sampling)
+            cached += warm.cached_tokens
+            assert np.array_equal(cold.logits, warm.logits), (number, len(ids))
+            assert cold.answer == warm.answer
+    assert cached > count * 20
     record_property("cases", count)
 
 

@@ -65,7 +65,9 @@ NoCache = Annotated[
     typer.Option("--no-cache", help="Neither use prompts that were read before nor keep this one."),
 ]
 HideReasoning = Annotated[bool, typer.Option("--hide-reasoning", "-R", help="Do not show the model's reasoning.")]
-Usage = Annotated[bool, typer.Option("--usage", "-u", help="Show tokens, speed and settings on stderr.")]
+Usage = Annotated[
+    bool, typer.Option("--usage", "-u", "--verbose", "-v", help="Show tokens, speed and settings on stderr.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
 
 

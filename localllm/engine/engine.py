@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +17,7 @@ from localllm.cancel import Cancel
 from localllm.engine.decoder import Decoder
 from localllm.engine.prefix import PrefixCache
 from localllm.engine.prompt import PromptEncoder
-from localllm.engine.slicing import border, pure_slices, reusable, slices
+from localllm.engine.slicing import border, landmarks, pure_slices, reusable, slices
 from localllm.engine.stepper import Stepper
 from localllm.engine.template import ChatTemplate
 from localllm.engine.text import VISIBLE_CONTROLS, AnswerDecoder
@@ -122,7 +123,7 @@ class Engine:
         turn.cached = turn.read_to = self._reuse(ids)
         all_pure = turn.cached == self._pure
         pure = border(len(ids)) if all_pure else self._pure
-        cut = pure_slices if all_pure else slices
+        cut = partial(pure_slices, marks=landmarks(pure) if decoder.whole_only else ()) if all_pure else slices
         for start, stop in cut(turn.cached, len(ids), decoder.slice_tokens):
             yield Progress(start, len(ids), turn.cached)
             self._check_turn(turn)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localllm.engine.decoder import Decoder
 from localllm.engine.prefix_store import ROOT, Block, Kind, PrefixStore
-from localllm.engine.slicing import reusable
+from localllm.engine.slicing import landmarks, reusable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -94,12 +94,11 @@ class PrefixCache:
     def hold(self, pure: int) -> None:
         """Copy what the decoder's memory may have forgotten when the turn ends; ``pure`` tokens are or will be pure.
 
-        Of a sliding window, every block; where only whole states can be kept, that of all pure tokens.
+        Of a sliding window, every block; where only whole states can be kept, those at the landmarks and the border.
         """
         decoder, end = self._decoder, len(self._decoder.tokens)
         if decoder.whole_only:
-            if pure == end:
-                self.rewound(0)
+            if end in (*landmarks(pure), pure):
                 self._hold(0, end)
         elif decoder.forgets:
             while (stop := _cut(self._held_to, pure, self._block)) <= end:
@@ -107,7 +106,11 @@ class PrefixCache:
                 self._held_to = stop
 
     def _hold(self, start: int, stop: int) -> None:
-        if sum(map(len, self._held.values())) < _MOST_HELD_BYTES and (payload := self._decoder.save(start, stop)):
+        if sum(map(len, self._held.values())) >= _MOST_HELD_BYTES:
+            if not self._decoder.whole_only:
+                return
+            self._held.clear()  # the last one serves best
+        if payload := self._decoder.save(start, stop):
             self._held[start, stop] = payload
 
     def keep(self, pure: int, answered: bool, text: str) -> None:
@@ -120,9 +123,10 @@ class PrefixCache:
         self.rewound(len(tokens))
         self._has_room = None
         if self._decoder.whole_only:
-            self._write(ROOT, tokens, 0, pure, "p", text)
+            for stop in sorted({stop for _, stop in self._held} | {pure}):
+                self._keep_whole(tokens[:stop], "p", text)
             if answered:
-                self._write(ROOT, tokens, 0, len(tokens), "e", text)
+                self._keep_whole(tokens, "e", text)
         else:
             chain = self._store.pure(tokens[:pure])
             conversation = self._store.conversation(tokens, chain)
@@ -135,6 +139,10 @@ class PrefixCache:
                 self._keep_until(len(tokens), 0, tokens, pure, key, text)
         self._held.clear()
         self._held_to = len(tokens)
+
+    def _keep_whole(self, tokens: Sequence[int], kind: Kind, text: str) -> None:
+        self._has_room = None
+        self._write(ROOT, tokens, 0, len(tokens), kind, text)
 
     def _keep_until(
         self, end: int, pure: int, tokens: Sequence[int], start: int, key: str | None, text: str
