@@ -128,6 +128,9 @@ def shape():
         output_bytes=GIB // 2,
         tensor_bytes=5 * GIB,
         kv_values=(2048,) * 32,
+        kv_read_values=(2048,) * 32,
+        window_layers=(False,) * 32,
+        state_bytes=(0,) * 32,
     )
 
 

@@ -6,7 +6,6 @@ Knows nothing of catalogs, downloads or running a model.
 """
 
 import math
-import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from localllm.errors import ModelFileError
+from localllm.models.cache import BLOCK, Caches
 from localllm.models.container import Container, Tensor, Value, read_container
 from localllm.models.facts import Facts
 from localllm.models.split import parts
@@ -24,6 +24,8 @@ MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: one more aborts the process
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 MAX_CONTEXT = 2**30
 MAX_VOCABULARY = 2**24
+SLICE_TOKENS = 512  # n_ubatch: as many tokens are computed at once
+CACHE_STEP = 256  # llama.cpp pads a cache to this many tokens
 
 _KV_BYTES_PER_VALUE: Final[dict[KvType, tuple[int, int]]] = {
     "f16": (2, 1),
@@ -43,8 +45,6 @@ _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LOOK_UP_TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
 _NO_MATRIX = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 _TABLE = "tid2eid"  # DeepSeek 4 routes by a table of expert numbers
-_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
-_RECURRENT = ("ssm_", "time_mix_", "shortconv.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class ModelShape:
 
     ``n_layers`` counts the layers that every token passes; those for multi-token prediction, which plain
     decoding does not touch, are left out and summed in ``nextn_bytes``. ``n_kv_heads`` is 0 for a layer that
-    has no KV cache of its own; ``kv_values`` says how many numbers a token leaves in each layer's cache.
+    has no KV cache of its own; ``kv_values`` says how many numbers a token leaves in each layer's cache, and
+    ``kv_read_values`` how many the layer reads of each earlier token: some layers read another one's cache.
     """
 
     architecture: str
@@ -66,7 +67,12 @@ class ModelShape:
     head_dim_k: int
     head_dim_v: int
     kv_values: tuple[int, ...]
-    sliding_window: int  # 0: none
+    kv_read_values: tuple[int, ...]
+    sliding_window: int  # in tokens; 0: none
+    window_layers: tuple[bool, ...]  # which layers look at the window only
+    window_layers_known: bool  # False: there is a window, and it is not known where; no layer is marked
+    state_bytes: tuple[int, ...]  # recurrent state of one sequence
+    caches_known: bool  # False: this architecture keeps more than is counted here
     n_experts: int  # 0: a dense model
     n_experts_used: int
     quantisation: str  # as the file calls itself ("Q4_K_M"), or the type that holds most of its bytes
@@ -101,18 +107,57 @@ class ModelShape:
             streamed -= self.expert_bytes * (self.n_experts - self.n_experts_used) // self.n_experts
         return streamed
 
+    @property
+    def recurrent(self) -> bool:
+        """True where some layers keep a state instead of, or beside, keys and values."""
+        return any(self.state_bytes)
+
     def kv_bytes_per_token(self, kv: KvType) -> int:
         """Bytes that one token takes in the KV caches of all layers, sliding windows not considered."""
-        numerator, denominator = _KV_BYTES_PER_VALUE[kv]
-        return sum(-(-values * numerator // denominator) for values in self.kv_values)
+        return sum(_kv_bytes(values, kv) for values in self.kv_values)
 
     def kv_bytes(self, n_ctx: int, kv: KvType) -> int:
-        """Bytes of KV cache allocated for a context of ``n_ctx`` tokens.
+        """Bytes of memory that llama.cpp allocates for the past tokens of a context of ``n_ctx`` tokens.
 
-        Layers with a sliding window are counted in full, so for such models this is an upper bound: which
-        layers have the window is for most architectures known to llama.cpp only.
+        Exact for a context as engine/llama.py makes it, with flash attention: KV caches in steps of 256 tokens, in
+        layers with a sliding window only as long as the window needs, and recurrent states. An upper bound where
+        ``window_layers_known`` is False, a lower bound where ``caches_known`` is.
         """
-        return n_ctx * self.kv_bytes_per_token(kv)
+        if n_ctx <= 0:
+            return 0
+        cells = _padded(n_ctx)
+        window_cells = _padded(min(cells, self.sliding_window * self.sequences + min(SLICE_TOKENS, n_ctx)))
+        cached = sum(
+            _kv_bytes(values, kv) * (window_cells if windowed else cells)
+            for values, windowed in zip(self.kv_values, self.window_layers, strict=True)
+        )
+        return cached + sum(self.state_bytes) * self.sequences
+
+    def kv_read_bytes(self, depth: int, kv: KvType) -> int:
+        """Bytes of past tokens that are moved to decode one token behind ``depth`` others.
+
+        Keys and values are read, in layers with a sliding window those of the window; a recurrent state is read and
+        written. With the same reservations as ``kv_bytes``.
+        """
+        read = sum(
+            _kv_bytes(values, kv) * (min(depth, self.sliding_window) if windowed else depth)
+            for values, windowed in zip(self.kv_read_values, self.window_layers, strict=True)
+        )
+        return read + 2 * sum(self.state_bytes)
+
+    @property
+    def sequences(self) -> int:
+        """For how many sequences engine/llama.py makes a context: the second one serves for saving and restoring."""
+        return 1 if self.recurrent else 2
+
+
+def _kv_bytes(values: int, kv: KvType) -> int:
+    numerator, denominator = _KV_BYTES_PER_VALUE[kv]
+    return -(-values * numerator // denominator)
+
+
+def _padded(n_tokens: int) -> int:
+    return -(-n_tokens // CACHE_STEP) * CACHE_STEP
 
 
 def read_header(path: Path) -> ModelShape:
@@ -240,7 +285,7 @@ def _shape(facts: Facts, tensors: tuple[Tensor, ...], file_bytes: int) -> ModelS
     n_vocab = _vocabulary(facts, tensors, n_embd)
     n_experts = facts.integer("expert_count", 0)
     blocks = _blocks(tensors, n_layers, n_blocks)
-    heads = _Heads.read(facts, blocks, n_embd)
+    caches = Caches.read(facts, blocks, n_layers, n_embd)
     sizes = {tensor.name: tensor.n_bytes for tensor in tensors}
     return ModelShape(
         architecture=facts.architecture,
@@ -249,11 +294,16 @@ def _shape(facts: Facts, tensors: tuple[Tensor, ...], file_bytes: int) -> ModelS
         n_embd=n_embd,
         n_vocab=n_vocab,
         n_ctx_train=facts.integer("context_length", low=1, high=MAX_CONTEXT),
-        n_kv_heads=heads.kv[:n_layers],
-        head_dim_k=heads.dim_k,
-        head_dim_v=heads.dim_v,
-        kv_values=heads.kv_values[:n_layers],
-        sliding_window=facts.integer("attention.sliding_window", 0, high=MAX_CONTEXT),
+        n_kv_heads=caches.kv_heads,
+        head_dim_k=caches.dim_k,
+        head_dim_v=caches.dim_v,
+        kv_values=caches.values,
+        kv_read_values=caches.read_values,
+        sliding_window=caches.windows.tokens,
+        window_layers=caches.windows.layers,
+        window_layers_known=caches.windows.known,
+        state_bytes=caches.state_bytes,
+        caches_known=caches.complete,
         n_experts=n_experts,
         n_experts_used=_experts_used(facts, n_blocks, n_experts),
         quantisation=_quantisation(facts, tensors),
@@ -279,7 +329,7 @@ def _blocks(tensors: tuple[Tensor, ...], n_layers: int, n_blocks: int) -> tuple[
     """The tensors of each block; refuses a file that holds more or fewer layers than it claims."""
     blocks: tuple[list[Tensor], ...] = tuple([] for _ in range(n_blocks))
     for tensor in tensors:
-        if match := _BLOCK.fullmatch(tensor.name):
+        if match := BLOCK.fullmatch(tensor.name):
             if int(match[1]) >= n_blocks:
                 raise ModelFileError(f"claims {n_blocks} layers but holds the tensor {tensor.name!r}")
             blocks[int(match[1])].append(tensor)
@@ -316,72 +366,6 @@ def _experts_used(facts: Facts, n_blocks: int, n_experts: int) -> int:
     if used > n_experts or (n_experts and not used):
         raise ModelFileError(f"uses {used} of {n_experts} experts")
     return used
-
-
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """Attention heads: ``kv`` and ``kv_values`` (numbers cached per token) for each block."""
-
-    kv: tuple[int, ...]
-    kv_values: tuple[int, ...]
-    dim_k: int
-    dim_v: int
-
-    @classmethod
-    def read(cls, facts: Facts, blocks: tuple[list[Tensor], ...], n_embd: int) -> "_Heads":
-        n_blocks = len(blocks)
-        heads = facts.per_layer("attention.head_count", n_blocks, (0,) * n_blocks)
-        declared = facts.per_layer("attention.head_count_kv", n_blocks, heads)
-        for n_head, n_kv in zip(heads, declared, strict=True):
-            if n_kv and (n_head == 0 or n_head % n_kv):
-                raise ModelFileError(f"shares {n_kv} KV heads between {n_head} attention heads")
-        if max(heads) == 0 and any(".attn_k." in tensor.name for block in blocks for tensor in block):
-            raise ModelFileError("claims 0 attention heads but holds attention tensors")
-        dim_k, dim_v = _head_dims(facts, max(heads), n_embd)
-        kv = _cached_heads(facts, blocks, declared)
-        widths = _cached_widths(facts, n_blocks, dim_k, dim_v)
-        return cls(kv, tuple(n * width for n, width in zip(kv, widths, strict=True)), dim_k, dim_v)
-
-
-def _head_dims(facts: Facts, n_head: int, n_embd: int) -> tuple[int, int]:
-    """Values in a head's key and value vectors; by default the embedding is divided among the heads."""
-    if n_head == 0:
-        return 0, 0
-    given = all(facts.key(f"attention.{name}_length") in facts.metadata for name in ("key", "value"))
-    if n_embd % n_head and not given:
-        raise ModelFileError(f"divides embeddings of {n_embd:,} values among {n_head} heads")
-    dim_k = facts.integer("attention.key_length", n_embd // n_head, low=1)
-    dim_v = facts.integer("attention.value_length", n_embd // n_head, low=1)
-    for windows in ("", "_swa"):
-        length = facts.integer(f"attention.key_length{windows}", dim_k)
-        rotated = facts.integer(f"rope.dimension_count{windows}", 2)
-        if not 0 < rotated <= length or rotated % 2:  # 0 keeps llama.cpp busy for ever
-            raise ModelFileError(f"rotates {rotated:,} of {length:,} values of each key")
-    return dim_k, dim_v
-
-
-def _cached_heads(facts: Facts, blocks: tuple[list[Tensor], ...], declared: tuple[int, ...]) -> tuple[int, ...]:
-    """KV heads with a cache of their own: none in recurrent layers, nor in last layers that share."""
-    first_shared = len(blocks) - facts.integer("attention.shared_kv_layers", 0)
-
-    def cached(index: int, block: list[Tensor]) -> bool:
-        parts = tuple(match[2] for tensor in block if (match := _BLOCK.fullmatch(tensor.name)))
-        recurrent = any(part.startswith(_RECURRENT) for part in parts)
-        return index < first_shared and not (recurrent and "attn_k.weight" not in parts)
-
-    return tuple(n_kv if cached(i, block) else 0 for i, (block, n_kv) in enumerate(zip(blocks, declared, strict=True)))
-
-
-def _cached_widths(facts: Facts, n_blocks: int, dim_k: int, dim_v: int) -> tuple[int, ...]:
-    """Numbers that one KV head of each block caches for a token, keys and values together."""
-    if facts.integer("attention.key_length_mla", 0):  # latent attention keeps the compressed keys only
-        return (dim_k,) * n_blocks
-    full = dim_k + dim_v
-    if not facts.count("attention.sliding_window_pattern"):
-        return (full,) * n_blocks
-    windowed = facts.integer("attention.key_length_swa", dim_k) + facts.integer("attention.value_length_swa", dim_v)
-    pattern = facts.per_layer("attention.sliding_window_pattern", n_blocks, ())
-    return tuple(windowed if in_window else full for in_window in pattern)
 
 
 def _quantisation(facts: Facts, tensors: tuple[Tensor, ...]) -> str:
