@@ -198,7 +198,10 @@ def load_options(
     from localllm.engine.threads import default_threads
 
     gpu_bytes = sum(gpu.free_bytes for gpu in gpus) if settings.gpu_layers != 0 else 0
-    kv_bytes = shape.kv_bytes_per_token(settings.kv)
+
+    def kv_bytes(n_ctx: int) -> int:
+        return shape.kv_bytes(n_ctx, settings.kv)
+
     budget_bytes = placement.kv_budget_bytes(shape.tensor_bytes, gpu_bytes, ram_bytes)
     n_ctx, reason = placement.context_tokens(shape.n_ctx_train, kv_bytes, budget_bytes)
     if settings.ctx_size is not None:
@@ -211,7 +214,7 @@ def load_options(
     layers = placement.gpu_layers(
         shape.layer_bytes,
         shape.output_bytes or shape.token_embd_bytes,
-        kv_bytes * n_ctx // shape.n_layers,
+        kv_bytes(n_ctx) // shape.n_layers,
         gpu_bytes,
         placement.COMPUTE_BYTES * len(gpus),
     )

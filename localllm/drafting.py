@@ -36,7 +36,7 @@ class Loadable:
 
     @property
     def memory_bytes(self) -> int:
-        """Weights and KV cache."""
+        """Weights, and what is kept of past tokens."""
         return self.shape.tensor_bytes + self.shape.kv_bytes(self.options.n_ctx, self.options.kv)
 
 

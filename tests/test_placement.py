@@ -28,12 +28,13 @@ sizes = st.integers(0, 64 * GIB)
         (131_072, 131_072, GIB // 2 + 131_071, (4096, "memory")),  # in steps of 256
         (131_072, 131_072, -GIB, (MIN_CTX, "memory")),  # hopeless, but creating the context will say so
         (256, 131_072, -GIB, (256, "trained")),
-        (8192, 0, 0, (MIN_CTX, "memory")),  # no room at all
+        (8192, 1, 0, (MIN_CTX, "memory")),  # no room at all
+        (8192, 0, 0, (8192, "trained")),  # a recurrent model: its state is as large in any context
     ],
 )
 def test_the_default_context(trained, kv_bytes_per_token, free_bytes, expected):
     """The smallest of what the model was trained for, 8,192 and what fits; and which of them it is."""
-    assert context_tokens(trained, kv_bytes_per_token, free_bytes) == expected
+    assert context_tokens(trained, lambda n_ctx: n_ctx * kv_bytes_per_token, free_bytes) == expected
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,14 @@ def test_what_a_model_is_loaded_with(shape, gpus, ram_gib, settings, n_ctx, reas
     options, why = load_options(shape, settings, [Gpu(size) for size in gpus], int(ram_gib * GIB))
     assert (options.n_ctx, why, options.gpu_layers) == (n_ctx, reason, layers)
     assert options.threads == default_threads()
+
+
+def test_a_sliding_window_leaves_room_for_a_longer_context(shape):
+    """Layers that keep a window only take no more for a longer context, and the default context counts on that."""
+    windowed = dataclasses.replace(shape, window_layers=(True,) * 31 + (False,), sliding_window=512)
+    chosen = [load_options(model, Settings(), [], int(5.6 * GIB))[0].n_ctx for model in (shape, windowed)]
+    assert chosen == [3840, 8192]
+    assert windowed.kv_bytes(8192, "f16") < int(0.8 * 0.6 * GIB) < shape.kv_bytes(4096, "f16")
 
 
 def test_a_context_beyond_the_models_training_is_refused(shape):

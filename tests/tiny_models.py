@@ -71,6 +71,87 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
 }
 RECURRENT = ("mamba", "lfm2", "qwen35")  # wholly or in part
 
+_HEADS = {  # as wide as a quantised KV cache needs them
+    "embedding_length": 128,
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "rope.dimension_count": 32,
+}
+_NORM = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None}
+_EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+_MAMBA2 = {**_STATE_SPACE, "ssm.inner_size": 256, "ssm.group_count": 2}  # beside _HEADS
+
+# Those that only tests of memory use: each keeps the past in its own way. Heads have 32 values or more.
+MORE: dict[str, dict[str, object]] = {
+    "qwen2": _HEADS,
+    "qwen3": _HEADS,
+    "phi3": {"attention.sliding_window": 128, **_HEADS},  # a window that llama.cpp ignores
+    "starcoder2": {**_NORM, **_HEADS},
+    "olmo2": {"block_count": 4, "attention.sliding_window": 128, **_HEADS},
+    "gemma2": {"attention.sliding_window": 128, **_HEADS},
+    "gemma4": {  # the layer with the window has smaller heads, the last two layers read the caches of the first two
+        "block_count": 4,
+        "attention.sliding_window": 128,
+        "attention.sliding_window_pattern": [True, False, True, False],
+        "attention.shared_kv_layers": 2,
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "attention.key_length_swa": 32,
+        "attention.value_length_swa": 32,
+        "embedding_length_per_layer_input": 16,
+        "rope.dimension_count": 64,
+        "rope.dimension_count_swa": 32,
+    },
+    "cohere2": {"block_count": 4, "attention.sliding_window": 128, "logit_scale": 0.25, **_NORM, **_HEADS},
+    "exaone4": _HEADS,
+    "gpt-oss": {"block_count": 4, "attention.sliding_window": 128, **_EXPERTS, **_HEADS},
+    "smallthinker": {"block_count": 4, "attention.sliding_window": 128, "expert_gating_func": 1, **_EXPERTS, **_HEADS},
+    "llama4": {"block_count": 4, "interleave_moe_layer_step": 1, **_EXPERTS, **_HEADS},
+    "deepseek2": {  # latent attention
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": 32,
+        "attention.kv_lora_rank": 64,
+        "attention.key_length": 96,
+        "attention.value_length": 64,
+        "attention.key_length_mla": 48,
+        "attention.value_length_mla": 16,
+        "rope.dimension_count": 32,
+        "leading_dense_block_count": 1,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.0,
+        **_EXPERTS,
+    },
+    "mamba2": {"attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0, **_MAMBA2, "embedding_length": 128},
+    "jamba": {
+        "attention.head_count_kv": [0, 2, 0, 2],
+        "block_count": 4,
+        **_EXPERTS,
+        **_HEADS,
+        **_STATE_SPACE,
+        "ssm.inner_size": 256,
+    },
+    "falcon-h1": {**_MAMBA2, **_HEADS},  # attention and a state in each layer
+    "granitehybrid": {"attention.head_count_kv": [0, 2, 0, 2], "block_count": 4, **_MAMBA2, **_HEADS},
+    "nemotron_h": {
+        "attention.head_count_kv": [0, 2, 0, 0],
+        "feed_forward_length": [0, 0, 96, 0],  # a layer has a state, attention or neither
+        "block_count": 4,
+        "attention.layer_norm_epsilon": 1e-5,
+        **_MAMBA2,
+        **_HEADS,
+    },
+    "rwkv7": {
+        "attention.head_count": 0,
+        "attention.head_count_kv": 0,
+        **_NORM,
+        "wkv.head_size": 16,
+        "attention.decay_lora_rank": 16,
+        "attention.iclr_lora_rank": 16,
+        "attention.value_residual_mix_lora_rank": 16,
+        "attention.gate_lora_rank": 16,
+    },
+}
+
 
 def make(architecture: str, path: Path, seed: int = 0, weights: str = "F32", **metadata: object) -> Path:
     """Write a model to ``path``. ``metadata`` replaces or adds entries (None leaves one out).
@@ -78,7 +159,7 @@ def make(architecture: str, path: Path, seed: int = 0, weights: str = "F32", **m
     Keys without ``general.`` or ``tokenizer.`` in front belong to the architecture. ``weights`` is the type of the
     matrices: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0 or Q4_1.
     """
-    entries = _EVERY | ARCHITECTURES[architecture] | _tokenizer() | metadata
+    entries = _EVERY | (ARCHITECTURES | MORE)[architecture] | _tokenizer() | metadata
     known = {key: value for key, value in entries.items() if value is not None}
     _write(path, architecture, known, {}, weights)
     _write(path, architecture, known, _tensors(path, seed), weights)

@@ -1,6 +1,6 @@
 """What fits where: context size and layers on a GPU. Pure arithmetic on plain numbers, in bytes and tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from localllm.values import ContextReason
@@ -32,13 +32,15 @@ def fit(file_bytes: int, gpu_bytes: int, ram_bytes: int) -> Fit:
     return "gpu+ram" if gpu_room else "ram"
 
 
-def context_tokens(trained: int, kv_bytes_per_token: int, free_bytes: int) -> tuple[int, ContextReason]:
+def context_tokens(trained: int, kv_bytes: Callable[[int], int], free_bytes: int) -> tuple[int, ContextReason]:
     """The default context: the smallest of what the model was trained for, 8,192 and what fits in memory.
 
-    Also says which of them it is. ``free_bytes`` is what the KV cache may take. Never below 512 (or what the model
-    was trained for, if less): where not even that fits, creating the context says so.
+    Also says which of them it is. ``kv_bytes`` tells what the cache of a context takes, ``free_bytes`` is what it may
+    take. Never below 512 (or what the model was trained for, if less): where not even that fits, creating the context
+    says so.
     """
-    affordable = max(MIN_CTX, free_bytes // max(1, kv_bytes_per_token) // CTX_STEP * CTX_STEP)
+    steps = range(MIN_CTX, DEFAULT_CTX + 1, CTX_STEP)
+    affordable = max((n_ctx for n_ctx in steps if kv_bytes(n_ctx) <= free_bytes), default=MIN_CTX)
     bounds: list[tuple[int, ContextReason]] = [(trained, "trained"), (DEFAULT_CTX, "default"), (affordable, "memory")]
     return min(bounds, key=lambda bound: bound[0])
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from localllm.errors import ModelFileError
+from localllm.models.activations import Activations
 from localllm.models.cache import BLOCK, Caches
 from localllm.models.container import Container, Tensor, Value, read_container
 from localllm.models.facts import Facts
@@ -73,6 +74,7 @@ class ModelShape:
     window_layers_known: bool  # False: there is a window, and it is not known where; no layer is marked
     state_bytes: tuple[int, ...]  # recurrent state of one sequence
     caches_known: bool  # False: this architecture keeps more than is counted here
+    activations: Activations
     n_experts: int  # 0: a dense model
     n_experts_used: int
     quantisation: str  # as the file calls itself ("Q4_K_M"), or the type that holds most of its bytes
@@ -125,8 +127,7 @@ class ModelShape:
         """
         if n_ctx <= 0:
             return 0
-        cells = _padded(n_ctx)
-        window_cells = _padded(min(cells, self.sliding_window * self.sequences + min(SLICE_TOKENS, n_ctx)))
+        cells, window_cells = self._cells(n_ctx)
         cached = sum(
             _kv_bytes(values, kv) * (window_cells if windowed else cells)
             for values, windowed in zip(self.kv_values, self.window_layers, strict=True)
@@ -144,6 +145,27 @@ class ModelShape:
             for values, windowed in zip(self.kv_read_values, self.window_layers, strict=True)
         )
         return read + 2 * sum(self.state_bytes)
+
+    def compute_bytes(self, n_ctx: int, flash_attention: bool = True) -> int:
+        """Bytes of scratch memory that llama.cpp reserves for a context of ``n_ctx`` tokens: an estimate.
+
+        See activations.py. Weights and KV cache are not in it.
+        """
+        cells, window_cells = self._cells(n_ctx) if any(self.kv_read_values) else (0, 0)
+        masked_cells = cells + (window_cells if any(self.window_layers) else 0)
+        return self.activations.bytes_for(
+            n_tokens=min(SLICE_TOKENS, n_ctx),
+            masked_cells=masked_cells,
+            scored_cells=window_cells if all(self.window_layers) else cells,
+            n_vocab=self.n_vocab,
+            state_bytes=max(self.state_bytes),
+            flash_attention=flash_attention,
+        )
+
+    def _cells(self, n_ctx: int) -> tuple[int, int]:
+        """How many tokens a full cache has room for, and one with a sliding window."""
+        cells = _padded(n_ctx)
+        return cells, _padded(min(cells, self.sliding_window * self.sequences + min(SLICE_TOKENS, n_ctx)))
 
     @property
     def sequences(self) -> int:
@@ -304,6 +326,7 @@ def _shape(facts: Facts, tensors: tuple[Tensor, ...], file_bytes: int) -> ModelS
         window_layers_known=caches.windows.known,
         state_bytes=caches.state_bytes,
         caches_known=caches.complete,
+        activations=Activations.read(facts, tensors, blocks, n_embd, caches.dim_v),
         n_experts=n_experts,
         n_experts_used=_experts_used(facts, n_blocks, n_experts),
         quantisation=_quantisation(facts, tensors),
