@@ -5,18 +5,13 @@ is walked here: a header with the root, and nodes of a colour, three pointers, t
 """
 
 import ctypes
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from llama_cpp._ggml import libggml
 
-from localllm.cancel import Cancel
-from localllm.engine.llama import LoadOptions, _load_model, _new_context, devices, lib
-from localllm.values import KvType
+from localllm.engine.llama import lib
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +49,15 @@ class _Map(ctypes.Structure):
         ("leftmost", ctypes.c_void_p),
         ("rightmost", ctypes.c_void_p),
         ("count", ctypes.c_size_t),
+    )
+
+
+def allocated(ctx: Any) -> Allocated:
+    """All of it. Weights are counted as they are in the file, without the copies that kernels have rearranged."""
+    found = breakdown(ctx)
+    weights = sum(sizes.weights for name, sizes in found.items() if name != "CPU_REPACK")
+    return Allocated(
+        weights, sum(sizes.cache for sizes in found.values()), sum(sizes.compute for sizes in found.values())
     )
 
 

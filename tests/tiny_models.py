@@ -6,8 +6,11 @@ arguments give the same file. Answers make no sense, but they are answers.
 
 import ctypes
 import itertools
+import math
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -186,6 +189,17 @@ def _write(
     path: Path, architecture: str, metadata: dict[str, object], tensors: dict[str, np.ndarray], weights: str
 ) -> None:
     writer = gguf.GGUFWriter(path, architecture)
+    _write_metadata(writer, architecture, metadata)
+    for name, values in tensors.items():
+        kind = gguf.GGMLQuantizationType[weights if _is_matrix(name, values) else "F32"]
+        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_metadata(writer: gguf.GGUFWriter, architecture: str, metadata: dict[str, object]) -> None:
     for name, value in metadata.items():
         key = name if name.startswith(("general.", "tokenizer.")) else f"{architecture}.{name}"
         match value:
@@ -199,13 +213,6 @@ def _write(
                 writer.add_string(key, value)
             case _:
                 writer.add_array(key, value)
-    for name, values in tensors.items():
-        kind = gguf.GGMLQuantizationType[weights if _is_matrix(name, values) else "F32"]
-        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _is_matrix(name: str, values: np.ndarray) -> bool:
@@ -225,29 +232,57 @@ class _Tensor(ctypes.Structure):
 
 def _tensors(header: Path, seed: int) -> dict[str, np.ndarray]:
     """Have llama.cpp name the tensors that it wants for this metadata, and give them random values."""
+    tensors = {}
+
+    def note(name: str, shape: tuple[int, ...]) -> None:
+        if not name.endswith("scale"):  # goes with types of weights that are not made here
+            tensors[name] = _weights(name, shape, seed)
+
+    lib.llama_model_free(_create(header, note))
+    return tensors
+
+
+def unfilled(architecture: str, path: Path, **metadata: object) -> Any:
+    """A model that llama.cpp has made room for but nobody has filled: even a large one takes hardly any memory.
+
+    Its header goes to ``path``, with all tensors as F32 and none of their data. Free it with ``llama_model_free``.
+    """
+    entries = _EVERY | (ARCHITECTURES | MORE)[architecture] | _tokenizer() | metadata
+    known = {key: value for key, value in entries.items() if value is not None}
+    _write(path, architecture, known, {}, "F32")
+    shapes: dict[str, tuple[int, ...]] = {}
+    model = _create(path, lambda name, shape: shapes.update({name: shape}))
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_metadata(writer, architecture, known)
+    for name, shape in shapes.items():
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * math.prod(shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    return model
+
+
+def _create(header: Path, note: Callable[[str, tuple[int, ...]], None]) -> Any:
+    """Have llama.cpp make a model of this metadata, and note the name and shape of each tensor."""
     libggml.gguf_init_from_file.argtypes = (ctypes.c_char_p, _GgufInit)
     libggml.gguf_init_from_file.restype = ctypes.c_void_p
     libggml.gguf_free.argtypes = (ctypes.c_void_p,)
     libggml.ggml_get_name.argtypes, libggml.ggml_get_name.restype = (ctypes.c_void_p,), ctypes.c_char_p
     libggml.ggml_n_dims.argtypes = (ctypes.c_void_p,)
-    tensors = {}
 
-    def note(pointer: int, _: object) -> None:
-        name = libggml.ggml_get_name(pointer).decode()
-        if name.endswith("scale"):  # goes with types of weights that are not made here
-            return
+    def take(pointer: int, _: object) -> None:
         dims = _Tensor.from_address(pointer).ne[: libggml.ggml_n_dims(pointer)]
-        tensors[name] = _weights(name, tuple(reversed(dims)), seed)
+        note(libggml.ggml_get_name(pointer).decode(), tuple(reversed(dims)))
 
     devices()  # starts llama.cpp, with its log kept from the terminal
     metadata = libggml.gguf_init_from_file(str(header).encode(), _GgufInit(True, None))
-    callback = lib.llama_model_set_tensor_data_t(note)
+    callback = lib.llama_model_set_tensor_data_t(take)
     model = lib.llama_model_init_from_user(metadata, callback, None, lib.llama_model_default_params())
     libggml.gguf_free(metadata)
     if not model:
         raise ValueError(f"llama.cpp makes no model of the metadata in {header}")
-    lib.llama_model_free(model)
-    return tensors
+    return model
 
 
 def _weights(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:

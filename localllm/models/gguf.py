@@ -151,12 +151,13 @@ class ModelShape:
 
         See activations.py. Weights and KV cache are not in it.
         """
-        cells, window_cells = self._cells(n_ctx) if any(self.kv_read_values) else (0, 0)
-        masked_cells = cells + (window_cells if any(self.window_layers) else 0)
+        cells, window_cells = self._cells(n_ctx)
+        attending = [windowed for windowed, values in zip(self.window_layers, self.kv_read_values, strict=True) if values]
+        kinds = [window_cells if windowed else cells for windowed in set(attending)]
         return self.activations.bytes_for(
             n_tokens=min(SLICE_TOKENS, n_ctx),
-            masked_cells=masked_cells,
-            scored_cells=window_cells if all(self.window_layers) else cells,
+            masked_cells=sum(kinds),
+            scored_cells=max(kinds, default=0),
             n_vocab=self.n_vocab,
             state_bytes=max(self.state_bytes),
             flash_attention=flash_attention,
