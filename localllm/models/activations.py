@@ -21,7 +21,8 @@ _MASK = {True: 2, False: 4}  # bytes; F16 for flash attention, else F32
 _INPUTS = 24  # bytes per token: its id, its position, its cells in the caches of keys and of values
 _OUTPUTS = 32  # rows of logits that engine/llama.py makes room for
 _HOLES = 3  # rows of embedding width beside a feed-forward part: 2 to 4 were seen, as the planner found room
-_RWKV_ROWS = 18  # of embedding width, alive in the time mix of RWKV 7
+_RWKV_ROWS = {True: 18, False: 14}  # of embedding width, alive in the time mix of RWKV 7, and of those before
+_NO_FLASH_ATTENTION = ("grok",)  # switched off by llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Activations:
     heads: int
     value_width: int
     kept: int
+    can_flash: bool  # False: llama.cpp does without flash attention here, whatever is asked for
 
     @classmethod
     def read(cls, facts: Facts, tensors: Iterable[Tensor], blocks: Blocks, n_embd: int, dim_v: int) -> "Activations":
@@ -48,7 +50,9 @@ class Activations:
         kv_heads = facts.per_layer("attention.head_count_kv", n_blocks, heads)
         used = facts.per_layer("expert_used_count", n_blocks, (0,) * n_blocks)
         layers = [_Layer.of(block, n_embd) for block in blocks]
-        per_layer_inputs = sum(tensor.dims[-1] for tensor in tensors if tensor.name == "per_layer_model_proj.weight")
+        last_dims = {tensor.name: tensor.dims[-1] for tensor in tensors}
+        per_layer_inputs = last_dims.get("per_layer_model_proj.weight", 0)
+        streams = last_dims.get("altup_proj.weight", 0)  # which Gemma 3n has beside the main one
         moments = [
             moment
             for layer, n_used in zip(layers, used, strict=True)
@@ -70,7 +74,8 @@ class Activations:
             beside_scores=beside_scores,
             heads=max(heads),
             value_width=max(kv_heads) * dim_v,
-            kept=per_layer_inputs,
+            kept=per_layer_inputs + 2 * streams * n_embd,  # what streams hold, and what is predicted of them
+            can_flash=facts.architecture not in _NO_FLASH_ATTENTION,
         )
 
     def bytes_for(
@@ -81,6 +86,7 @@ class Activations:
         ``masked_cells`` is the sum of the lengths of all kinds of caches, ``scored_cells`` the length of the longest.
         ``state_bytes`` is the recurrent state of the layer that has most.
         """
+        flash_attention = flash_attention and self.can_flash
         attention = self.attention
         inputs = _INPUTS * n_tokens
         if not flash_attention and scored_cells:
@@ -89,7 +95,7 @@ class Activations:
         masks = _MASK[flash_attention] * masked_cells * n_tokens
         layers = _FLOAT * (max(self.widest, attention) + self.kept) * n_tokens + 2 * state_bytes
         logits = _FLOAT * n_vocab * min(_OUTPUTS, n_tokens)
-        return inputs + masks + max(layers, logits)
+        return inputs + max(masks + layers, logits)  # nobody needs a mask any more when logits are computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +116,14 @@ class _Layer:
         return 2 * self.n_embd + projected + self._in("attn_output") if "attn_output" in self.dims else 0
 
     def feed_forward(self) -> int:
-        """Both halves of the hidden layer and their product, beside the layer's input."""
+        """Both halves of the hidden layer and their product, or all of one that has no halves."""
         hidden = self._out("ffn_gate") + self._out("ffn_up")
         if not hidden:
             return 0
         product = self._in("ffn_down")
-        return hidden + (product if product < hidden else 0) + _HOLES * self.n_embd
+        if product < hidden:
+            return hidden + product + _HOLES * self.n_embd
+        return hidden + (_HOLES + 1) * self.n_embd
 
     def experts(self, n_used: int) -> int:
         """The same for each expert that a token uses; their results find room where the halves were, if they fit."""
@@ -146,7 +154,7 @@ class _Layer:
 
     def time_mix(self) -> int:
         """The time mix of RWKV."""
-        return _RWKV_ROWS * self.n_embd if "time_mix_w1" in self.dims or "time_mix_w2" in self.dims else 0
+        return _RWKV_ROWS["time_mix_a1" in self.dims] * self.n_embd if "time_mix_w1" in self.dims else 0
 
     def _out(self, name: str) -> int:
         dims = self.dims.get(name, ())
