@@ -270,6 +270,10 @@ FULL_SIZE: dict[str, tuple[str, dict[str, object]]] = {
         | {"block_count": 4, "rope.dimension_count_swa": 256}
         | {"attention.key_length_swa": 256, "attention.value_length_swa": 256},
     ),
+    "Gemma 3n E2B": (
+        "gemma3n",
+        heads(8, 2, 256, 2048, feed_forward_length=8192, embedding_length_per_layer_input=256) | {"block_count": 30},
+    ),
     "Phi 3 mini": ("phi3", heads(32, 32, 96, 3072, feed_forward_length=8192)),
     "StarCoder 2 3B": ("starcoder2", heads(24, 2, 128, 3072, feed_forward_length=12288)),
     "OLMo 2 7B": ("olmo2", heads(32, 32, 128, 4096, feed_forward_length=11008)),
@@ -293,6 +297,10 @@ FULL_SIZE: dict[str, tuple[str, dict[str, object]]] = {
     "Granite 4 tiny": (
         "granitehybrid",
         heads(12, [0, 4], 128, 1536, feed_forward_length=512) | states(3072, 128, 48, 1),
+    ),
+    "RWKV 6 1.6B": (
+        "rwkv6",
+        {"embedding_length": 2048, "feed_forward_length": 7168, "wkv.head_size": 64, "time_decay_extra_dim": 64},
     ),
     "RWKV 7 1.5B": (
         "rwkv7",

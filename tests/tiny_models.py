@@ -105,6 +105,12 @@ MORE: dict[str, dict[str, object]] = {
         "rope.dimension_count": 64,
         "rope.dimension_count_swa": 32,
     },
+    "gemma3n": {  # layers behind the twentieth read the caches of the last two before it
+        "block_count": 22,
+        "attention.sliding_window": 128,
+        "embedding_length_per_layer_input": 16,
+        **_HEADS,
+    },
     "cohere2": {"block_count": 4, "attention.sliding_window": 128, "logit_scale": 0.25, **_NORM, **_HEADS},
     "exaone4": _HEADS,
     "gpt-oss": {"block_count": 4, "attention.sliding_window": 128, **_EXPERTS, **_HEADS},
@@ -124,7 +130,13 @@ MORE: dict[str, dict[str, object]] = {
         "expert_weights_scale": 1.0,
         **_EXPERTS,
     },
-    "mamba2": {"attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0, **_MAMBA2, "embedding_length": 128},
+    "mamba2": {
+        "attention.head_count": 0,
+        "attention.head_count_kv": 0,
+        "feed_forward_length": 0,
+        **_MAMBA2,
+        "embedding_length": 128,
+    },
     "jamba": {
         "attention.head_count_kv": [0, 2, 0, 2],
         "block_count": 4,
@@ -142,6 +154,15 @@ MORE: dict[str, dict[str, object]] = {
         "attention.layer_norm_epsilon": 1e-5,
         **_MAMBA2,
         **_HEADS,
+    },
+    "rwkv6": {
+        "attention.head_count": 0,
+        "attention.head_count_kv": 0,
+        "attention.layer_norm_epsilon": 1e-5,
+        "wkv.head_size": 16,
+        "time_mix_extra_dim": 32,
+        "time_decay_extra_dim": 32,
+        "rescale_every_n_layers": 6,
     },
     "rwkv7": {
         "attention.head_count": 0,

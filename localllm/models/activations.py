@@ -5,8 +5,8 @@ counts is not the sum of all results but the moment when most of them are alive:
 feed-forward part, inside a recurrent layer, or at the logits. Here the results that are alive at each of these moments
 are added up. What is not known: the holes that the planner leaves, which make up for most of the error.
 
-Knows the order of computation as llama.cpp has it. Knows no KV cache and no device: this is for the processor; a GPU
-with its own kernels takes about as much for what it computes.
+Knows the order of computation as llama.cpp has it. Knows no KV cache. Compared with llama.cpp on processors only: a
+model that lies on a GPU in part has such memory on both, and how much on each was not measured.
 """
 
 from collections.abc import Iterable
@@ -69,7 +69,7 @@ class Activations:
         else:
             beside_scores = attention = max(layer.attention() for layer in layers)
         return cls(
-            widest=max(*moments, 4 * per_layer_inputs, n_embd),
+            widest=max(*moments, 3 * per_layer_inputs, n_embd),
             attention=attention,
             beside_scores=beside_scores,
             heads=max(heads),

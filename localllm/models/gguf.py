@@ -123,7 +123,7 @@ class ModelShape:
 
         Exact for a context as engine/llama.py makes it, with flash attention: KV caches in steps of 256 tokens, in
         layers with a sliding window only as long as the window needs, and recurrent states. An upper bound where
-        ``window_layers_known`` is False, a lower bound where ``caches_known`` is.
+        ``window_layers_known`` is False; where ``caches_known`` is False, llama.cpp takes more.
         """
         if n_ctx <= 0:
             return 0
@@ -149,10 +149,13 @@ class ModelShape:
     def compute_bytes(self, n_ctx: int, flash_attention: bool = True) -> int:
         """Bytes of scratch memory that llama.cpp reserves for a context of ``n_ctx`` tokens: an estimate.
 
-        See activations.py. Weights and KV cache are not in it.
+        Within a quarter of the truth on a processor, mostly within a tenth; see activations.py. Weights and KV cache
+        are not in it, nor is the room for logits that llama.cpp hands out.
         """
         cells, window_cells = self._cells(n_ctx)
-        attending = [windowed for windowed, values in zip(self.window_layers, self.kv_read_values, strict=True) if values]
+        attending = [
+            windowed for windowed, values in zip(self.window_layers, self.kv_read_values, strict=True) if values
+        ]
         kinds = [window_cells if windowed else cells for windowed in set(attending)]
         return self.activations.bytes_for(
             n_tokens=min(SLICE_TOKENS, n_ctx),
