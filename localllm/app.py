@@ -202,7 +202,7 @@ def load_options(
     def kv_bytes(n_ctx: int) -> int:
         return shape.kv_bytes(n_ctx, settings.kv)
 
-    budget_bytes = placement.kv_budget_bytes(shape.tensor_bytes, gpu_bytes, ram_bytes)
+    budget_bytes = placement.kv_budget_bytes(shape.loaded_bytes, gpu_bytes, ram_bytes)
     n_ctx, reason = placement.context_tokens(shape.n_ctx_train, kv_bytes, budget_bytes)
     if settings.ctx_size is not None:
         n_ctx, reason = settings.ctx_size, "chosen"

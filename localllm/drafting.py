@@ -37,7 +37,7 @@ class Loadable:
     @property
     def memory_bytes(self) -> int:
         """Weights, and what is kept of past tokens."""
-        return self.shape.tensor_bytes + self.shape.kv_bytes(self.options.n_ctx, self.options.kv)
+        return self.shape.loaded_bytes + self.shape.kv_bytes(self.options.n_ctx, self.options.kv)
 
 
 def catalog_draft(target: LocalModel) -> tuple[LocalModel, ModelShape] | None:

@@ -148,6 +148,15 @@ def test_mapped_weights_are_the_data_of_the_file(made, name):
     assert padded(sizes) - 32 < taken(made(name), 512, "f16").weights <= padded(sizes)
 
 
+def test_layers_for_multi_token_prediction_are_not_loaded(tmp_path):
+    """They are in the file and take no memory: neither weights nor caches."""
+    path = tiny_models.make("qwen35", tmp_path / "model.gguf", block_count=5, nextn_predict_layers=1)
+    shape = read_header(path)
+    assert shape.nextn_bytes > 0
+    assert shape.loaded_bytes == shape.tensor_bytes - shape.nextn_bytes == read_into_memory(path, rearranged=False)
+    assert shape.kv_bytes(512, "f16") == taken(path, 512, "f16").cache
+
+
 def tensor_sizes(path: Path) -> list[int]:
     with path.open("rb") as file:
         return [tensor.n_bytes for tensor in read_container(file).tensors]

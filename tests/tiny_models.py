@@ -299,7 +299,9 @@ def _create(header: Path, note: Callable[[str, tuple[int, ...]], None]) -> Any:
     devices()  # starts llama.cpp, with its log kept from the terminal
     metadata = libggml.gguf_init_from_file(str(header).encode(), _GgufInit(True, None))
     callback = lib.llama_model_set_tensor_data_t(take)
-    model = lib.llama_model_init_from_user(metadata, callback, None, lib.llama_model_default_params())
+    params = lib.llama_model_default_params()
+    params.load_mtp = True  # also the layers that predict further tokens, where there are any
+    model = lib.llama_model_init_from_user(metadata, callback, None, params)
     libggml.gguf_free(metadata)
     if not model:
         raise ValueError(f"llama.cpp makes no model of the metadata in {header}")

@@ -96,6 +96,14 @@ class ModelShape:
         return self.output_bytes == 0
 
     @property
+    def loaded_bytes(self) -> int:
+        """Bytes of weights that stay in memory: all but those for multi-token prediction, which nobody asks for.
+
+        Kernels for processors may keep some of them a second time, in another order; those copies are not counted.
+        """
+        return self.tensor_bytes - self.nextn_bytes
+
+    @property
     def streamed_bytes(self) -> int:
         """Bytes of weights read for one decoded token at depth 0; KV cache not included.
 
