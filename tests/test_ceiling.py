@@ -1,8 +1,10 @@
 """``localllm ceiling``: the arithmetic, the model's bytes, and what the command answers and refuses."""
 
 import json
+import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import gguf
@@ -12,8 +14,12 @@ from gguf_files import tiny, u32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm import sizes
-from localllm.ceiling import measure, roofline
+from localllm import sizes, subjects
+from localllm.ceiling import machine, measure, roofline
+from localllm.ceiling.answer import Question, Subject
+from localllm.ceiling.answer import answer as solved
+from localllm.ceiling.machine import Machine
+from localllm.ceiling.roofline import Workload
 from localllm.errors import UsageError
 from localllm.models.catalog import load_catalog
 
@@ -22,7 +28,7 @@ RESULT_KEYS = {
     "hardware", "bandwidth_gb_s", "memory_bytes", "ceiling_tok_s", "expected_tok_s", "measured_tok_s", "fits",
     "conversations", "prefill_tok_s", "ttft_s",
 }  # fmt: skip
-NOT_COMPUTED_YET = {"expected_tok_s", "measured_tok_s", "conversations", "prefill_tok_s", "ttft_s"}
+NOT_ASKED = {"measured_tok_s", "conversations", "ttft_s"}
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -68,8 +74,8 @@ def llama_8b(tmp_path_factory) -> Path:
 )
 def test_the_ceiling_is_the_rate_at_which_the_bytes_can_be_read(bandwidth_gb_s, streamed_bytes, kv_bytes):
     """Ceiling × bytes per token is the bandwidth, and a deeper context never raises it."""
-    workload = roofline.Workload(streamed_bytes, streamed_bytes, kv_bytes, kv_bytes)
-    ceiling_tok_s = roofline.ceiling_tok_s(bandwidth_gb_s, workload.read_bytes)
+    workload = roofline.Workload(streamed_bytes, streamed_bytes, kv_read=lambda depth: depth * kv_bytes)
+    ceiling_tok_s = roofline.ceiling_tok_s(bandwidth_gb_s, workload.read_bytes(1))
     assert ceiling_tok_s * (streamed_bytes + kv_bytes) == pytest.approx(bandwidth_gb_s * 1e9)
     assert ceiling_tok_s <= roofline.ceiling_tok_s(bandwidth_gb_s, streamed_bytes)
 
@@ -146,6 +152,8 @@ def test_a_3090_streams_19_gb_at_most_49_times_a_second():
     assert "at most 49 tok/s" in row
     assert "936 GB/s ÷ 19.0 GB streamed per token" in row
     assert "25.8 GB (24 GiB)  yes" in row
+    low, high = map(int, re.search(r"\((\d+)–(\d+)\)", row).groups())
+    assert low <= 35 and high >= 30, "what people see is not in the band"
 
 
 def test_json_is_the_documented_object():
@@ -154,7 +162,9 @@ def test_json_is_the_documented_object():
     assert (report["model"], report["streamed_bytes"], report["kv_bytes_per_token"]) == (None, 19_000_000_000, None)
     [result] = report["results"]
     assert result.keys() >= RESULT_KEYS
-    assert {key for key in RESULT_KEYS if result[key] is None} == NOT_COMPUTED_YET
+    assert {key for key in RESULT_KEYS if result[key] is None} == NOT_ASKED
+    assert 0 < result["expected_tok_s"]["low"] < result["expected_tok_s"]["mid"] < result["expected_tok_s"]["high"]
+    assert result["expected_tok_s"]["high"] <= result["ceiling_tok_s"]
     assert result["hardware"] == "GeForce RTX 3090"
     assert result["bandwidth_gb_s"] == 936.2
     assert result["memory_bytes"] == 24 * GIB
@@ -197,7 +207,7 @@ def test_llama_8b_keeps_131072_bytes_per_token(llama_8b):
     assert result["ceiling_tok_s"] == pytest.approx(1008.4e9 / streamed_bytes)
     assert result["ceiling_at_ctx_tok_s"] == pytest.approx(1008.4e9 / (streamed_bytes + 8192 * 131_072))
     rows = [line for line in run(llama_8b, "--gpu", "4090", "--ctx", 8192).stdout.splitlines() if "÷" in line]
-    assert ["0 tokens" in rows[0], "8,192 tokens" in rows[1], "1.07 GB of KV cache" in rows[1]] == [True] * 3
+    assert ["0 tokens" in rows[0], "8,192 tokens" in rows[-1], "1.07 GB of KV cache" in rows[-1]] == [True] * 3
 
 
 def test_a_quantised_kv_cache_is_about_half(llama_8b):
@@ -212,7 +222,7 @@ def test_the_kv_cache_counts_for_what_fits(llama_8b):
     assert fits == {190_000: True, 200_000: False}
 
 
-def test_a_sliding_window_bounds_what_is_read_but_not_what_is_kept(tmp_path):
+def test_where_a_window_is_not_known_the_bound_reads_the_window_alone(tmp_path):
     """Past the window the ceiling stays where it is: no layer is sure to read more. Memory is priced in full."""
     model = tiny()
     model.metadata["llama.attention.sliding_window"] = u32(64)
@@ -246,20 +256,144 @@ def test_the_default_model_is_asked_about_where_none_is_named(tmp_path, monkeypa
     assert answer("--gpu", "4090")["model"] == "mine.gguf"
 
 
-def test_a_catalog_model_that_is_not_here_is_judged_by_its_file_size(home, monkeypatch):
-    """Nothing is fetched; the file size is called an upper estimate of what is streamed."""
+def test_a_catalog_model_that_is_not_here_is_judged_by_its_shape(home, monkeypatch):
+    """Nothing is fetched: bytes, layers and KV cache are those of the table of shapes."""
     monkeypatch.setenv("HF_HOME", str(home / "hub"))
-    file_bytes = load_catalog()["qwen3-8b"].file_bytes
-    report = answer("qwen3-8b", "--gpu", "4090")
-    assert report["streamed_bytes"] == file_bytes
-    assert report["streamed_is_upper_bound"] is True
-    assert report["kv_bytes_per_token"] is None
+    report = answer("qwen3-8b", "--gpu", "4090", "--ctx", 8192)
+    assert report["kv_bytes_per_token"] == 36 * 8 * 256 * 2
+    assert report["kv_bytes"] == 8192 * report["kv_bytes_per_token"]
+    assert report["weights_bytes"] > report["streamed_bytes"] > 0.9 * report["weights_bytes"]
     assert any("not on this disk" in note for note in report["notes"])
-    assert "≥ 201 tok/s" in run("qwen3-8b", "--gpu", "4090").stdout
     assert list(home.rglob("*")) == []
-    done = run("qwen3-8b", "--gpu", "4090", "--ctx", 100)
+
+
+def test_every_model_of_the_catalog_is_answered(home, monkeypatch):
+    """With a ceiling and a sane share of it expected; what streams is no more than what there is."""
+    monkeypatch.setenv("HF_HOME", str(home / "hub"))
+    card = Machine(machine.parse("RTX PRO 6000 Blackwell"))
+    for name, spec in load_catalog().items():
+        subject = subjects.named(name, 0, "f16")
+        result = solved(subject, card, Question())
+        workload = subject.workload
+        assert 0 < workload.streamed_bytes <= workload.weights_bytes, name
+        if spec.file_bytes:
+            assert workload.weights_bytes == pytest.approx(spec.file_bytes, rel=0.05), name
+        assert result.shallow.expected is not None
+        assert 0.03 < result.shallow.expected.mid / result.shallow.ceiling_tok_s < 0.95, name
+
+
+def test_a_model_of_which_only_its_size_is_known_gives_a_lower_estimate(home, monkeypatch):
+    """From the user's own catalog: the whole file counts as streamed, and a context cannot be asked about."""
+    monkeypatch.setenv("HF_HOME", str(home / "hub"))
+    entry = "{hub: me/mine-GGUF, file: mine-Q4_K_M.gguf, bytes: 5000000000}"
+    own = home / ".config" / "localllm" / "models.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(f"mine:\n  description: Mine\n  licence: mit\n  sources: [{entry}]\n")
+    report = answer("mine", "--gpu", "4090")
+    assert (report["streamed_bytes"], report["streamed_is_upper_bound"]) == (5 * 10**9, True)
+    assert report["results"][0]["expected_tok_s"] is None
+    assert "≥ 202 tok/s" in run("mine", "--gpu", "4090").stdout
+    done = run("mine", "--gpu", "4090", "--ctx", 100)
     assert done.returncode == 4
-    assert "localllm pull qwen3-8b" in done.stderr
+    assert "localllm pull mine" in done.stderr
+
+
+# -- more that can be asked -----------------------------------------------------------------------------------------
+
+
+def test_a_24_gb_card_holds_19_conversations_and_17_with_something_left(tmp_path):
+    """The worked example: 5 GB of weights, 8,192 tokens of 131,072 bytes."""
+    subject = Subject(
+        "example", Workload(5 * 10**9, 5 * 10**9, lambda ctx: ctx * 131_072, lambda depth: depth * 131_072), n_layers=32
+    )
+    result = solved(subject, Machine(machine.parse("RTX 3090")), Question(ctx=8192))
+    assert (result.theoretical_conversations, result.usable_conversations) == (19, 17)
+
+
+def test_parameters_and_a_quantisation_stand_for_a_model():
+    """32 B in Q8_0 are 34·10⁹ bytes; of a mixture, the parameters that a token passes are streamed."""
+    assert answer("--params", "32b", "--quant", "q8_0", "--gpu", "4090")["streamed_bytes"] == 34 * 10**9
+    mixture = answer("--params", "30b-a3b", "--quant", "Q8_0", "--gpu", "4090")
+    assert (mixture["streamed_bytes"], mixture["weights_bytes"]) == (3_187_500_000, 31_875_000_000)
+
+
+def test_two_equal_cards_hold_more_and_are_no_faster(llama_8b):
+    """The layers are shared, and their times add up."""
+    one, two = (answer(llama_8b, "--gpu", name)["results"][0] for name in ("RTX 3090", "2 x RTX 3090"))
+    assert two["hardware"] == "2 × GeForce RTX 3090"
+    assert two["memory_bytes"] == 2 * one["memory_bytes"]
+    assert two["ceiling_tok_s"] == pytest.approx(one["ceiling_tok_s"])
+    assert two["expected_tok_s"]["mid"] < one["expected_tok_s"]["mid"]
+
+
+def test_what_no_card_holds_is_read_from_main_memory():
+    """Times add up: the part on the card at its bandwidth, the rest at 89.6 GB/s."""
+    [result] = answer("--params", "70b", "--gpu", "RTX 3090", "--ram", "ddr5-5600x2")["results"]
+    on_card, streamed_bytes = result["on_cards"], 70e9 * 4.87 / 8
+    assert 0.5 < on_card < 0.65
+    seconds = on_card * streamed_bytes / 936.2e9 + (1 - on_card) * streamed_bytes / 89.6e9
+    assert result["ceiling_tok_s"] == pytest.approx(1 / seconds, rel=1e-3)
+    assert result["fits"] is True
+    assert result["expected_tok_s"]["mid"] < result["ceiling_tok_s"]
+    [whole] = answer("--params", "8b", "--gpu", "RTX 3090", "--ram", "ddr5-5600x2")["results"]
+    assert whole["on_cards"] == 1
+
+
+def test_all_hardware_that_holds_it_is_ranked():
+    """The fastest first, and none that is too small."""
+    results = answer("--params", "70b", "--all-gpus", "--fits")["results"]
+    ceilings = [result["ceiling_tok_s"] for result in results]
+    assert ceilings == sorted(ceilings, reverse=True) and len(results) > 30
+    assert all(result["fits"] for result in results)
+    assert not any(result["hardware"] == "GeForce RTX 4090" for result in results)
+
+
+def test_users_share_what_is_read_until_computing_is_the_limit(llama_8b):
+    """Each gets less and all together more; the bend is where computing takes longer than reading."""
+    [result] = answer("qwen3-8b", "--gpu", "4090", "--users", "64")["results"]
+    batches = result["batches"]
+    assert [batch["users"] for batch in batches] == [1, 2, 4, 8, 16, 32, 64]
+    assert all(a["per_user_tok_s"] >= b["per_user_tok_s"] for a, b in pairwise(batches))
+    assert all(a["aggregate_tok_s"] <= b["aggregate_tok_s"] * 1.0001 for a, b in pairwise(batches))
+    for batch in batches:
+        assert batch["compute_bound"] == (batch["users"] >= result["bend_users"])
+    assert "vLLM" in run("qwen3-8b", "--gpu", "4090", "--users", "64").stdout
+
+
+def test_a_prompt_is_read_before_the_first_token():
+    """TTFT is prefill and one step; the whole answer takes longer by a step for each token."""
+    [result] = answer("qwen3-8b", "--gpu", "4090", "--prompt", "4000", "--output", "200")["results"]
+    assert result["ttft_s"] == pytest.approx(4000 / result["prefill_tok_s"] + 1 / 140, rel=0.05)
+    assert result["answer_s"] == pytest.approx(result["ttft_s"] + 200 / 138, rel=0.1)
+
+
+def test_a_draft_is_judged_by_what_its_guesses_cost():
+    """With the formula for tokens per step; one that is as slow as its target does not pay."""
+    [result] = answer("qwen3-32b", "--gpu", "RTX PRO 6000 Blackwell", "--draft", "qwen3-0.6b")["results"]
+    found = result["speculation"]
+    k = found["drafted"]
+    assert found["tokens_per_step"] == pytest.approx((1 - 0.7 ** (k + 1)) / 0.3)
+    assert 1.2 < found["speedup"] < found["tokens_per_step"]
+    [same] = answer("qwen3-8b", "--gpu", "4090", "--draft", "qwen3-8b")["results"]
+    assert same["speculation"]["drafted"] == 0 and same["speculation"]["speedup"] == 1
+    assert "does not pay" in run("qwen3-8b", "--gpu", "4090", "--draft", "qwen3-8b").stdout
+
+
+def test_why_shows_each_formula_with_its_numbers(llama_8b):
+    text = run(llama_8b, "--gpu", "4090", "--ctx", 8192, "--why").stdout
+    read_bytes = 32 * 4096 * 4 + 8192 * 131_072
+    assert f"1008.4·10⁹ ÷ {read_bytes:,} = " in text
+    assert "TechPowerUp" in text and "median" in text and "memory needed" in text
+
+
+def test_advice_comes_with_its_number():
+    """A model that is too large: what fits instead; each piece of advice has a figure."""
+    lines = run("qwen3-32b", "--gpu", "RTX 3090", "--ctx", "32768").stdout.split("what would help:")[1].splitlines()
+    told = [line for line in lines if line.startswith("- ")]
+    assert any("would fit" in line for line in told)
+    assert any("--kv q8_0" in line and "quality not measured" in line for line in told)
+    assert any("--ram" in line for line in told)
+    assert all(re.search(r"\d", line) for line in told)
 
 
 @pytest.mark.parametrize(
@@ -278,6 +412,17 @@ def test_a_catalog_model_that_is_not_here_is_judged_by_its_file_size(home, monke
         (("smollm2-135m", "--gpu", "4090", "--model-bytes", "19e9"), 2, "--model-bytes"),
         (("--gpu", "4090", "--ctx", "0"), 2, "--ctx"),
         (("--gpu", "4090", "--kv", "q5_1"), 2, "q8_0"),
+        (("--gpu", "4090", "--params", "many"), 2, "'many'"),
+        (("--gpu", "4090", "--params", "3b-a30b"), 2, "30b-a3b"),
+        (("--gpu", "4090", "--params", "8b", "--quant", "q9"), 2, "'q9'"),
+        (("--gpu", "4090", "--quant", "q8_0"), 2, "--params"),
+        (("--gpu", "4090", "--params", "8b", "--model-bytes", "19e9"), 2, "--params"),
+        (("--gpu", "4090", "--users", "0"), 2, "--users"),
+        (("--gpu", "4090", "--acceptance", "1.5"), 2, "--acceptance"),
+        (("--gpu", "4090", "--prompt", "-1"), 2, "--prompt"),
+        (("--gpu", "4090", "--ram", "fast"), 2, "ddr5-5600x2"),
+        (("--gpu", "99 x 4090", "--model-bytes", "19e9"), 2, "99 cards"),
+        (("--all-gpus", "--gpu", "4090"), 2, "--all-gpus"),
         (("smolm2", "--gpu", "4090"), 4, "smollm2-135m"),
         (("missing.gguf", "--gpu", "4090"), 4, "missing.gguf"),
         ((__file__, "--gpu", "4090"), 4, "not a GGUF"),

@@ -29,7 +29,8 @@ APPLE_USABLE_SHARE = 0.75
 class Hardware:
     """One device: read bandwidth in 10⁹ bytes per second, memory in bytes (None: not known or not fixed).
 
-    ``origin`` says where the bandwidth comes from, ``source`` who says so.
+    ``origin`` says where the bandwidth comes from, ``source`` who says so. ``family`` is the architecture that it
+    shares with others, ``fp16_tflops`` its dense FP16 rate in 10¹² operations per second, as its vendor counts it.
     """
 
     name: str
@@ -38,6 +39,9 @@ class Hardware:
     memory_bytes: int | None
     origin: Origin
     source: str
+    vendor: str = ""
+    family: str = ""
+    fp16_tflops: float | None = None
 
     @property
     def usable_bytes(self) -> int | None:
@@ -68,6 +72,12 @@ def find(name: str) -> Hardware:
         hint = "give one of these in full, brackets included"
         raise UsageError(f"{name!r} could be any of: {_labels(candidates)}", hint)
     return candidates[0]
+
+
+def accelerators() -> list[Hardware]:
+    """All GPUs of the table and what is one with its memory, each kind once."""
+    found = {(row.hardware.name, row.hardware.bandwidth_gb_s): row.hardware for row in _table()}
+    return [device for device in found.values() if device.kind != "cpu"]
 
 
 def given(bandwidth_gb_s: float, memory_bytes: int | None) -> Hardware:
@@ -160,6 +170,7 @@ def _table() -> tuple[_Row, ...]:
 
 def _row(fields: dict[str, str]) -> _Row:
     name, vendor, memory_gb = fields["name"], fields["vendor"], fields["memory_gb"]
+    tflops = fields["fp16_tflops_dense"]
     device = Hardware(
         name=name,
         kind=fields["kind"],
@@ -167,6 +178,9 @@ def _row(fields: dict[str, str]) -> _Row:
         memory_bytes=round(float(memory_gb) * GIB) if memory_gb else None,
         origin="table",
         source=fields["source"],
+        vendor=vendor,
+        family=fields["family"],
+        fp16_tflops=float(tflops) if tflops else None,
     )
     # "A / B (C)": the device is called A or B, and C may be said too
     names = tuple(_needed(_words(part), vendor) for part in _OPTIONAL_PART.sub(" ", name).split(" / "))

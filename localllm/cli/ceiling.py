@@ -1,40 +1,26 @@
-"""``localllm ceiling``: the most tokens per second that hardware can give a model, and whether it fits.
+"""``localllm ceiling``: the most tokens per second that hardware can give a model, what to expect, and what fits.
 
-Knows where a model's bytes come from, and how the answer looks as a table and as JSON. The arithmetic is in
-ceiling/.
+Makes a question of the options. Where a model's bytes come from is known to subjects.py, the arithmetic to ceiling/,
+what the answer looks like to terminal/ceiling_view.py.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm import sizes
-from localllm.ceiling.roofline import GB, Workload, ceiling_tok_s, fits
 from localllm.cli import options
-from localllm.errors import ModelNotFound, UsageError
+from localllm.errors import UsageError
 from localllm.values import KvType
 
 if TYPE_CHECKING:
-    from localllm.ceiling.hardware import Hardware
-    from localllm.models.catalog import ModelSpec
-    from localllm.models.gguf import ModelShape
+    from localllm.ceiling.answer import Question, Result, Subject
+    from localllm.ceiling.machine import Machine
 
 MAX_CTX = 10**8
-
-
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """The model in question: its bytes, and what must be said about them. ``ctx`` 0: depth 0 only."""
-
-    name: str | None
-    workload: Workload
-    ctx: int
-    kv: KvType
-    kv_bytes_per_token: int | None = None
-    streamed_is_upper_bound: bool = False
-    notes: tuple[str, ...] = ()
+MAX_USERS = 10**5
 
 
 def ceiling(
@@ -48,8 +34,14 @@ def ceiling(
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option("--gpu", metavar="NAME", help="Hardware from the table: 4090, 'M3 Max 40-core'. Repeatable."),
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="Hardware from the table: 4090, '2 x RTX 3090', 'M3 Max 40-core'. Repeatable: side by side.",
+        ),
     ] = None,
+    all_gpus: Annotated[bool, typer.Option("--all-gpus", help="All of the table, the fastest first.")] = False,
+    only_fitting: Annotated[bool, typer.Option("--fits", help="Only hardware that holds it.")] = False,
     bandwidth: Annotated[
         float | None,
         typer.Option(
@@ -65,6 +57,10 @@ def ceiling(
             "--memory", metavar="GIB", parser=sizes.memory_bytes, help="Its memory, or that of the one --gpu named."
         ),
     ] = None,
+    ram: Annotated[
+        str | None,
+        typer.Option("--ram", metavar="TYPE", help="Main memory for what no card holds: ddr5-5600x2 (two channels)."),
+    ] = None,
     size: Annotated[
         int | None,
         typer.Option(
@@ -74,226 +70,147 @@ def ceiling(
             help="Instead of a model: bytes of weights read per token (19e9, 19GB, 17.7GiB).",
         ),
     ] = None,
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="N", help="Instead of a model: its parameters (32b; 30b-a3b for experts)."),
+    ] = None,
+    quant: Annotated[
+        str | None, typer.Option("--quant", metavar="Q", help="Quantisation of --params (default: q4_k_m).")
+    ] = None,
     ctx: Annotated[int | None, typer.Option("--ctx", metavar="N", help="Also with N tokens in the KV cache.")] = None,
     kv: options.Kv = "f16",
+    users: Annotated[int, typer.Option("--users", metavar="N", help="Answered at once, in one batch.")] = 1,
+    draft: Annotated[str | None, typer.Option("--draft", metavar="NAME|PATH", help="A draft model beside it.")] = None,
+    acceptance: Annotated[
+        float, typer.Option("--acceptance", metavar="SHARE", help="How many of its guesses are right, 0 to 1.")
+    ] = 0.7,
+    prompt: Annotated[int | None, typer.Option("--prompt", metavar="N", help="Tokens of the prompt.")] = None,
+    output: Annotated[int | None, typer.Option("--output", metavar="N", help="Tokens of the answer.")] = None,
+    why: Annotated[bool, typer.Option("--why", help="Each figure's formula, with its numbers and sources.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """The most tokens per second that hardware can give a model, and whether it fits.
+    """The most tokens per second that hardware can give a model, what to expect, and what fits.
 
     Without --gpu or --bandwidth: this machine, its memory bandwidth measured now (0.3 s).
 
     \b
     localllm ceiling smollm2-135m
-    localllm ceiling qwen3-8b --gpu 3060-12GB --gpu 4090
+    localllm ceiling qwen3-8b --gpu 3060-12GB --gpu 4090 --ctx 8192
     localllm ceiling --gpu "RTX 3090" --model-bytes 19e9
+    localllm ceiling --params 70b --quant q4_k_m --all-gpus --fits
     """
-    subject = _subject(model, size, ctx, kv)
-    devices = _devices(gpu or [], bandwidth, memory)
-    notes = (*subject.notes, *_device_notes(devices, subject.workload))
-    typer.echo(_as_json(subject, devices, notes) if json else _as_text(subject, devices, notes))
+    from localllm.ceiling.answer import answer
+    from localllm.terminal import ceiling_view
+
+    question = _question(ctx, users, prompt, output, acceptance)
+    subject = _subject(model, size, params, quant, question.ctx, kv)
+    if draft is not None:
+        from localllm import subjects
+
+        question = replace(question, draft=subjects.named(draft, question.ctx, kv))
+    machines = _machines(gpu or [], bandwidth, memory, ram, all_gpus)
+    results = [answer(subject, machine, question) for machine in machines]
+    if only_fitting:
+        results = [result for result in results if result.fits]
+    if all_gpus:
+        results.sort(key=lambda result: -result.deepest.ceiling_tok_s)
+    notes = (*subject.notes, *_machine_notes(results, subject))
+    if json:
+        typer.echo(ceiling_view.as_json(subject, question, results, notes))
+        return
+    typer.echo(ceiling_view.as_text(subject, question, results, _advice(subject, results, question), notes))
+    for result in results if why else ():
+        typer.echo("\n" + ceiling_view.why(subject, question, result))
 
 
-def _subject(reference: str | None, size_bytes: int | None, ctx: int | None, kv: KvType) -> _Subject:
-    if ctx is not None and not 1 <= ctx <= MAX_CTX:
-        raise UsageError(f"--ctx is {ctx}, which is out of range", f"choose 1 to {MAX_CTX:,} tokens")
-    if size_bytes is None:
-        return _named_subject(reference, ctx or 0, kv)
-    if reference is not None:
-        raise UsageError("both a model and --model-bytes are given", "leave one of them out")
-    if ctx is not None:
-        raise UsageError("--ctx needs a model: its KV cache does not follow from --model-bytes", "name a model")
-    return _Subject(None, Workload(size_bytes, size_bytes), 0, kv)
+def _question(ctx: int | None, users: int, prompt: int | None, output: int | None, acceptance: float) -> "Question":
+    from localllm.ceiling.answer import Question
+
+    for name, value in (("--ctx", ctx), ("--prompt", prompt), ("--output", output)):
+        if value is not None and not 1 <= value <= MAX_CTX:
+            raise UsageError(f"{name} is {value}, which is out of range", f"choose 1 to {MAX_CTX:,} tokens")
+    if not 1 <= users <= MAX_USERS:
+        raise UsageError(f"--users is {users}, which is out of range", f"choose 1 to {MAX_USERS:,}")
+    if not 0 <= acceptance <= 1:
+        raise UsageError(f"--acceptance is {acceptance}, which is out of range", "choose 0 to 1")
+    return Question(ctx or 0, users, prompt, output, acceptance=acceptance)
 
 
-def _named_subject(reference: str | None, ctx: int, kv: KvType) -> _Subject:
-    from localllm.config import default_model
-    from localllm.models.catalog import full_catalog
-    from localllm.models.gguf import read_header
-    from localllm.models.store import find, missing
+def _subject(
+    reference: str | None, size_bytes: int | None, params: str | None, quant: str | None, ctx: int, kv: KvType
+) -> "Subject":
+    from localllm import subjects
 
-    reference, catalog = default_model() if reference is None else reference, full_catalog()
-    local = find(reference, catalog)
-    if local is None and (spec := catalog.get(reference)):
-        return _absent_subject(spec, ctx, kv)
-    if local is None:
-        raise missing(reference, catalog)
-    shape = read_header(local.path)
-    return _Subject(
-        name=local.name,
-        workload=Workload(
-            weights_bytes=shape.tensor_bytes,
-            streamed_bytes=shape.streamed_bytes,
-            kv_held_bytes=shape.kv_bytes(ctx, kv),
-            kv_read_bytes=shape.kv_bytes(min(ctx, shape.sliding_window or ctx), kv),
-        ),
-        ctx=ctx,
-        kv=kv,
-        kv_bytes_per_token=shape.kv_bytes_per_token(kv),
-        notes=tuple(_depth_notes(shape, ctx)),
-    )
+    given = [name for name, value in (("--model-bytes", size_bytes), ("--params", params)) if value is not None]
+    if quant is not None and params is None:
+        raise UsageError("--quant belongs to --params", "name both, or neither")
+    if not given:
+        return subjects.named(reference, ctx, kv)
+    if reference is not None or len(given) > 1:
+        both = f"a model and {given[0]}" if reference is not None else " and ".join(given)
+        raise UsageError(f"both {both} are given", "leave one of them out")
+    if ctx:
+        raise UsageError(f"--ctx needs a model: its KV cache does not follow from {given[0]}", "name a model")
+    if size_bytes is not None:
+        return subjects.of_bytes(size_bytes, kv)
+    return subjects.of_parameters(params or "", quant or subjects.USUAL_QUANTISATION, kv)
 
 
-def _absent_subject(spec: "ModelSpec", ctx: int, kv: KvType) -> _Subject:
-    """A catalog model that is not on this disk, judged by the size of its file."""
-    if ctx or spec.file_bytes is None:
-        needed = "its KV cache" if ctx else "its size"
-        raise ModelNotFound(f"{spec.name} is not on this disk, so {needed} is not known", f"localllm pull {spec.name}")
-    note = (
-        f"{spec.name} is not on this disk: its whole file ({_gb(spec.file_bytes)}) is counted as streamed, an upper "
-        "estimate (far too high for a mixture of experts), so the ceilings are lower estimates"
-    )
-    workload = Workload(spec.file_bytes, spec.file_bytes)
-    return _Subject(spec.name, workload, 0, kv, streamed_is_upper_bound=True, notes=(note,))
-
-
-def _depth_notes(shape: "ModelShape", ctx: int) -> Iterator[str]:
-    if ctx > shape.n_ctx_train:
-        yield f"the model was trained for {shape.n_ctx_train:,} tokens, not {ctx:,}"
-    if 0 < shape.sliding_window < ctx:
-        yield (
-            f"only the sliding window ({shape.sliding_window:,} tokens) of the KV cache is counted as read: "
-            "layers that look at all of it bring the speed further below the ceiling"
-        )
-
-
-def _devices(names: Sequence[str], bandwidth: float | None, memory: int | None) -> list["Hardware"]:
+def _machines(
+    names: Sequence[str], bandwidth: float | None, memory: int | None, ram: str | None, all_gpus: bool
+) -> "list[Machine]":
     """The hardware asked for, in order; where none is, this machine, measured now."""
-    from localllm.ceiling import hardware
+    from localllm.ceiling import hardware, machine
 
-    devices = [hardware.find(name) for name in names]
-    if bandwidth is not None:
-        devices.append(hardware.given(bandwidth, memory))
+    if all_gpus and (names or bandwidth is not None):
+        raise UsageError("--all-gpus is given beside hardware", "leave one of them out")
+    cards = [machine.parse(name) for name in names]
+    if all_gpus:
+        cards = [(device,) for device in hardware.accelerators()]
+    elif bandwidth is not None:
+        cards.append((hardware.given(bandwidth, memory),))
     elif memory is not None:
-        if len(devices) != 1:
+        if len(cards) != 1:
             raise UsageError("--memory needs one --gpu or a --bandwidth", "say whose memory it is")
-        devices = [replace(devices[0], memory_bytes=memory)]
-    if not devices:
+        cards = [tuple(replace(card, memory_bytes=memory) for card in cards[0])]
+    if not cards:
         from localllm.ceiling.measure import this_machine
 
-        devices = [this_machine()]
-    return devices
+        cards = [(this_machine(),)]
+    main_memory = machine.parse_ram(ram) if ram is not None else None
+    return [machine.Machine(each, main_memory) for each in cards]
 
 
-def _device_notes(devices: Sequence["Hardware"], workload: Workload) -> Iterator[str]:
-    if any(device.origin == "measured" for device in devices):
+def _advice(subject: "Subject", results: "Sequence[Result]", question: "Question") -> list[str]:
+    """For one machine; a list of many is for choosing among them."""
+    if len(results) != 1:
+        return []
+    from localllm.ceiling.advice import advice
+
+    return advice(subject, results[0], question)
+
+
+def _machine_notes(results: "Sequence[Result]", subject: "Subject") -> Iterator[str]:
+    from localllm.terminal.ceiling_view import gb
+
+    cards = [card for result in results for card in result.machine.cards]
+    if any(card.origin == "measured" for card in cards):
         from localllm.ceiling.measure import last_level_cache_bytes
 
         cache_bytes = last_level_cache_bytes()
-        if workload.streamed_bytes < 2 * cache_bytes:
+        if subject.workload.streamed_bytes < 2 * cache_bytes:
             yield (
-                f"much of {_gb(workload.streamed_bytes)} stays in this processor's cache ({_gb(cache_bytes)}), so "
-                "decoding may be faster than memory allows"
+                f"much of {gb(subject.workload.streamed_bytes)} stays in this processor's cache ({gb(cache_bytes)}), "
+                "so decoding may be faster than memory allows"
             )
         yield "this is the processor; for a GPU, name it with --gpu"
-    if any(device.kind == "apple" for device in devices):
+    if any(card.kind == "apple" for card in cards):
         yield (
             "Macs: about 75 % of the memory is usable by the GPU; the table has the largest memory sold, "
             "yours goes into the name: 'M3 Max 40-core 64GB'"
         )
-    if any(fits(workload.held_bytes, device.usable_bytes) is False for device in devices):
-        yield "where it does not fit, the ceiling is what the same memory would give if it were larger"
-    yield "fits: weights and KV cache; compute buffers are not counted"
-
-
-# -- output -------------------------------------------------------------------------------------------------------
-
-
-def _as_json(subject: _Subject, devices: Sequence["Hardware"], notes: Sequence[str]) -> str:
-    """The documented object. What this version does not compute is null."""
-    from localllm.terminal.render import dumps
-
-    return dumps(
-        {
-            "model": subject.name,
-            "weights_bytes": subject.workload.weights_bytes,
-            "streamed_bytes": subject.workload.streamed_bytes,
-            "streamed_is_upper_bound": subject.streamed_is_upper_bound,
-            "kv": subject.kv,
-            "kv_bytes_per_token": subject.kv_bytes_per_token,
-            "ctx": subject.ctx or None,
-            "results": [_result(subject, device) for device in devices],
-            "notes": list(notes),
-        }
-    )
-
-
-def _result(subject: _Subject, device: "Hardware") -> dict[str, str | float | bool | None]:
-    workload, bandwidth_gb_s = subject.workload, device.bandwidth_gb_s
-    return {
-        "hardware": device.name,
-        "bandwidth_gb_s": bandwidth_gb_s,
-        "bandwidth_origin": device.origin,
-        "source": device.source,
-        "memory_bytes": device.memory_bytes,
-        "usable_bytes": device.usable_bytes,
-        "ceiling_tok_s": ceiling_tok_s(bandwidth_gb_s, workload.streamed_bytes),
-        "ceiling_at_ctx_tok_s": ceiling_tok_s(bandwidth_gb_s, workload.read_bytes) if subject.ctx else None,
-        "expected_tok_s": None,
-        "measured_tok_s": None,
-        "fits": fits(workload.held_bytes, device.usable_bytes),
-        "conversations": None,
-        "prefill_tok_s": None,
-        "ttft_s": None,
-    }
-
-
-def _as_text(subject: _Subject, devices: Sequence["Hardware"], notes: Sequence[str]) -> str:
-    from localllm.terminal.safe import one_line
-
-    head = ("hardware", "usable memory", "fits", "depth", "ceiling", "computed")
-    rows = [head, *(row for device in devices for row in _rows(subject, device))]
-    if not subject.ctx:
-        rows = [row[:3] + row[4:] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([one_line(_title(subject)), "", *table, "", *notes])
-
-
-def _title(subject: _Subject) -> str:
-    workload = subject.workload
-    name = f"{subject.name}: " if subject.name else ""
-    weights, streamed = _gb(workload.weights_bytes), _gb(workload.streamed_bytes)
-    title = f"{name}{weights} ({_gib(workload.weights_bytes)}) of weights, {streamed} streamed per token"
-    if subject.kv_bytes_per_token is not None:
-        title += f"; KV cache {subject.kv_bytes_per_token:,} bytes per token ({subject.kv})"
-    return title
-
-
-def _rows(subject: _Subject, device: "Hardware") -> Iterator[tuple[str, ...]]:
-    """One line at depth 0, one at the depth asked for."""
-    workload, usable = subject.workload, device.usable_bytes
-    memory = "not known" if usable is None else f"{_gb(usable)} ({_gib(usable)})"
-    origin = {"table": "", "given": " as given", "measured": " measured read bandwidth"}[device.origin]
-    bandwidth = f"{_figure(device.bandwidth_gb_s)} GB/s{origin}"
-    bound = "≥ " if subject.streamed_is_upper_bound else "at most "
-    streamed = _gb(workload.streamed_bytes)
-    depths = [(0, replace(workload, kv_held_bytes=0, kv_read_bytes=0), f"{streamed} streamed per token")]
-    if subject.ctx:
-        depths.append((subject.ctx, workload, f"({streamed} + {_gb(workload.kv_read_bytes)} of KV cache)"))
-    for depth, load, divisor in depths:
-        yield (
-            device.name,
-            memory,
-            {True: "yes", False: "no", None: "unknown"}[fits(load.held_bytes, usable)],
-            f"{depth:,} tokens",
-            bound + _rate(ceiling_tok_s(device.bandwidth_gb_s, load.read_bytes)),
-            f"{bandwidth} ÷ {divisor}",
-        )
-
-
-def _gb(n_bytes: float) -> str:
-    return f"{_figure(n_bytes / GB)} GB"
-
-
-def _gib(n_bytes: float) -> str:
-    return f"{n_bytes / sizes.GIB:.3g} GiB"
-
-
-def _figure(value: float) -> str:
-    """Three significant digits, at most three decimals: 936, 19.0, 1.07, 0.094."""
-    decimals = next((decimals for decimals, low in enumerate((100, 10, 1)) if value >= low), 3)
-    return f"{value:.{decimals}f}"
-
-
-def _rate(tok_s: float) -> str:
-    return f"{tok_s:,.0f} tok/s" if tok_s >= 10 else f"{tok_s:.2g} tok/s"
+    if any(result.fits is False for result in results):
+        yield "where it does not fit, the rates are what the same memory would give if it were larger"
+    if any(at.expected for result in results for at in result.depths):
+        yield "ceiling: computed, a bound; expected: nine of ten published measurements (docs/ceiling-accuracy.md)"
+    yield "fits: weights, KV cache, scratch memory (an estimate), and what the runtime takes"

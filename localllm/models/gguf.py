@@ -122,9 +122,15 @@ class ModelShape:
         """True where some layers keep a state instead of, or beside, keys and values."""
         return any(self.state_bytes)
 
+    @property
+    def latent(self) -> bool:
+        """True where compressed keys are kept, and no values (MLA)."""
+        keys = tuple(n_heads * self.head_dim_k for n_heads in self.n_kv_heads)
+        return any(keys) and self.kv_values == keys
+
     def kv_bytes_per_token(self, kv: KvType) -> int:
         """Bytes that one token takes in the KV caches of all layers, sliding windows not considered."""
-        return sum(_kv_bytes(values, kv) for values in self.kv_values)
+        return sum(cached_bytes(values, kv) for values in self.kv_values)
 
     def kv_bytes(self, n_ctx: int, kv: KvType) -> int:
         """Bytes of memory that llama.cpp allocates for the past tokens of a context of ``n_ctx`` tokens.
@@ -137,7 +143,7 @@ class ModelShape:
             return 0
         cells, window_cells = self._cells(n_ctx)
         cached = sum(
-            _kv_bytes(values, kv) * (window_cells if windowed else cells)
+            cached_bytes(values, kv) * (window_cells if windowed else cells)
             for values, windowed in zip(self.kv_values, self.window_layers, strict=True)
         )
         return cached + sum(self.state_bytes) * self.sequences
@@ -149,7 +155,7 @@ class ModelShape:
         written. With the same reservations as ``kv_bytes``.
         """
         read = sum(
-            _kv_bytes(values, kv) * (min(depth, self.sliding_window) if windowed else depth)
+            cached_bytes(values, kv) * (min(depth, self.sliding_window) if windowed else depth)
             for values, windowed in zip(self.kv_read_values, self.window_layers, strict=True)
         )
         return read + 2 * sum(self.state_bytes)
@@ -185,7 +191,8 @@ class ModelShape:
         return 1 if self.recurrent else 2
 
 
-def _kv_bytes(values: int, kv: KvType) -> int:
+def cached_bytes(values: int, kv: KvType) -> int:
+    """Bytes that so many numbers take in a cache of this type; q8_0 keeps 34 for 32 numbers, q4_0 18."""
     numerator, denominator = _KV_BYTES_PER_VALUE[kv]
     return -(-values * numerator // denominator)
 
