@@ -7,9 +7,12 @@ nothing.
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from localllm.ceiling.answer import Subject
+from localllm.ceiling.explain import Benched
 from localllm.ceiling.quantisations import bits_per_weight, precision
 from localllm.ceiling.roofline import Experts, Workload
 from localllm.config import default_model
@@ -17,7 +20,7 @@ from localllm.errors import ModelNotFound, UsageError
 from localllm.models.catalog import ModelSpec, full_catalog, quantisation
 from localllm.models.gguf import ModelShape, cached_bytes, read_header
 from localllm.models.shapes import KnownShape, known_shape
-from localllm.models.store import find, missing
+from localllm.models.store import LocalModel, find, missing
 from localllm.values import KvType
 
 USUAL_QUANTISATION = "Q4_K_M"
@@ -33,12 +36,30 @@ def named(reference: str | None, ctx: int, kv: KvType) -> Subject:
     reference, catalog = default_model() if reference is None else reference, full_catalog()
     local = find(reference, catalog)
     if local:
-        return _of_file(local.name, read_header(local.path), ctx, kv)
+        return of_local(local, ctx, kv)
     spec = catalog.get(reference)
     if spec is None:
         raise missing(reference, catalog)
     shape = known_shape(spec.name)
     return _of_catalog(spec, shape, ctx, kv) if shape else _by_file_size(spec, ctx, kv)
+
+
+def of_local(model: LocalModel, ctx: int, kv: KvType) -> Subject:
+    """A model that is on this disk. Raises ModelFileError."""
+    return _of_file(model.name, read_header(model.path), ctx, kv)
+
+
+def of_bench(result: Benched, kv: KvType) -> Subject:
+    """The model that ``llama-bench`` names, where its file is here; else by its size, all of it read for a token."""
+    path = Path(result.model_file)
+    with suppress(OSError, ValueError):  # a name from elsewhere may be no path here
+        if path.suffix == ".gguf" and path.is_file():
+            return _of_file(path.name, read_header(path), 0, kv)
+    note = "the whole file is counted as read for each token; name the model for exact bytes and its KV cache"
+    name = path.name or None
+    workload = Workload(result.model_bytes, result.model_bytes)
+    layers = _usual_layers(result.n_params or result.model_bytes * 1.6)
+    return Subject(name, workload, kv, n_layers=layers, streamed_is_upper_bound=True, notes=(note,))
 
 
 def of_bytes(streamed_bytes: int, kv: KvType) -> Subject:

@@ -15,6 +15,7 @@ _WORTH = 1.05  # times as fast; less is not worth a line
 _MANY_USERS = 4  # from here on a server that batches is worth a thought
 _LONG_PROMPT = 8  # times the output: then reading is what takes time
 _STEPS_DOWN = 2
+_SMALLER = 0.9  # of the bits; a quantisation that saves less is no other choice
 
 
 def advice(subject: Subject, result: Result, question: Question) -> list[str]:
@@ -62,7 +63,7 @@ def in_quantisation(subject: Subject, quant: str) -> Subject | None:
 def _smaller(subject: Subject) -> Iterator[tuple[str, Subject]]:
     now = bits_per_weight(subject.quantisation) or 0.0
     for quant in LADDER:
-        if (bits_per_weight(quant) or now) < 0.97 * now and (other := in_quantisation(subject, quant)):
+        if (bits_per_weight(quant) or now) < _SMALLER * now and (other := in_quantisation(subject, quant)):
             yield quant, other
 
 

@@ -110,7 +110,8 @@ class Result:
     batches: tuple[Batch, ...] = ()
     bend: int | None = None  # users from which computing is the limit
     speculation: Speculation | None = None
-    measured_tok_s: float | None = None
+    measured_tok_s: float | None = None  # at depth 0 or near it
+    measured_when: str = ""
     parts: Parts | None = field(default=None, compare=False)  # of an expected step at the depth asked about
 
     @property
@@ -168,11 +169,13 @@ def _band(subject: Subject, machine: Machine, held_bytes: int, depth: int) -> Ba
     parts = _parts(subject, machine, held_bytes, depth)
     if whole is None or parts is None or subject.streamed_is_upper_bound:
         return None
-    alone = expected.expected(machine.first, whole)
+    alone = machine.learned.band(whole) if machine.learned else expected.expected(machine.first, whole)
     if alone is None:
         return None
     mid = 1 / parts.total_s
     low, high = alone.low / alone.mid, alone.high / alone.mid
+    if machine.learned:  # what stays in the processor's cache may well be faster than memory
+        return replace(alone, mid=mid, low=low * mid, high=high * mid)
     if any(share.device is machine.ram for share in machine.shares(held_bytes)):
         low, high = min(low, CPU_SPREAD[0]), max(high, CPU_SPREAD[1])
     ceiling = _ceiling(subject, machine, held_bytes, depth)
@@ -191,7 +194,7 @@ def _parts(subject: Subject, machine: Machine, held_bytes: int, depth: int) -> P
     total = Parts(0.0, 0.0, 0.0)
     for share in machine.shares(held_bytes):
         step = subject.step(depth, share.part)
-        parts = _parts_of(share.device, step) if step else None
+        parts = _parts_of(machine, share.device, step) if step else None
         if parts is None:
             return None
         total = Parts(total.weights_s + parts.weights_s, total.kv_s + parts.kv_s, total.fixed_s + parts.fixed_s)
@@ -199,7 +202,9 @@ def _parts(subject: Subject, machine: Machine, held_bytes: int, depth: int) -> P
     return replace(total, fixed_s=total.fixed_s + hops)
 
 
-def _parts_of(device: Hardware, step: Step) -> Parts | None:
+def _parts_of(machine: Machine, device: Hardware, step: Step) -> Parts | None:
+    if machine.learned and device is machine.first:
+        return machine.learned.parts(step)
     stack = expected.default_stack(device)
     if stack:
         return expected.parts(device, stack, step)

@@ -60,7 +60,7 @@ class Band:
     """Tokens per second to expect: nine of ten published measurements of this group lie between low and high.
 
     ``median_error`` and ``p90_error`` are those of devices that were left out of the fit; ``rows`` how many
-    measurements the group has.
+    measurements the group has. ``here``: from measurements on this machine instead, as ``group`` says.
     """
 
     low: float
@@ -70,6 +70,7 @@ class Band:
     p90_error: float
     rows: int
     group: str
+    here: bool = False
 
 
 @dataclass(frozen=True, slots=True)

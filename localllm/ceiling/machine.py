@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from localllm.ceiling import hardware
 from localllm.ceiling.hardware import Hardware
+from localllm.ceiling.learned import Learned
 from localllm.errors import UsageError
 
 RUNTIME_BYTES = 300 * 10**6  # what a GPU's driver and runtime take for themselves, about
@@ -29,10 +30,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``cards`` share the layers by their memory; what does not fit goes to ``ram``, where there is one."""
+    """``cards`` share the layers by their memory; what does not fit goes to ``ram``, where there is one.
+
+    ``learned`` is what was measured on it, where it is the machine that this runs on.
+    """
 
     cards: tuple[Hardware, ...]
     ram: Hardware | None = None
+    learned: Learned | None = None
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ Makes a question of the options. Where a model's bytes come from is known to sub
 what the answer looks like to terminal/ceiling_view.py.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ import typer
 from localllm import sizes
 from localllm.cli import options
 from localllm.errors import UsageError
+from localllm.terminal.safe import one_line
 from localllm.values import KvType
 
 if TYPE_CHECKING:
@@ -86,6 +88,13 @@ def ceiling(
     ] = 0.7,
     prompt: Annotated[int | None, typer.Option("--prompt", metavar="N", help="Tokens of the prompt.")] = None,
     output: Annotated[int | None, typer.Option("--output", metavar="N", help="Tokens of the answer.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine: memory, and a model's decode rate.")
+    ] = False,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="FILE", help="Take apart what llama-bench -o json measured; - is stdin."),
+    ] = None,
     why: Annotated[bool, typer.Option("--why", help="Each figure's formula, with its numbers and sources.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -94,7 +103,8 @@ def ceiling(
     Without --gpu or --bandwidth: this machine, its memory bandwidth measured now (0.3 s).
 
     \b
-    localllm ceiling smollm2-135m
+    localllm ceiling
+    localllm ceiling smollm2-135m --measure
     localllm ceiling qwen3-8b --gpu 3060-12GB --gpu 4090 --ctx 8192
     localllm ceiling --gpu "RTX 3090" --model-bytes 19e9
     localllm ceiling --params 70b --quant q4_k_m --all-gpus --fits
@@ -103,6 +113,17 @@ def ceiling(
     from localllm.terminal import ceiling_view
 
     question = _question(ctx, users, prompt, output, acceptance)
+    if explain is not None:
+        typer.echo(_explained(explain, model, gpu or [], bandwidth, kv, json))
+        return
+    here = not (gpu or all_gpus or bandwidth is not None)
+    if measure and not here:
+        raise UsageError("--measure measures this machine, not other hardware", "leave out --gpu and --bandwidth")
+    if here and model is None and size is None and params is None and memory is None and ram is None:
+        typer.echo(_overview(question, measure, kv, json))
+        return
+    if measure:
+        _measure(model, kv)
     subject = _subject(model, size, params, quant, question.ctx, kv)
     if draft is not None:
         from localllm import subjects
@@ -110,6 +131,8 @@ def ceiling(
         question = replace(question, draft=subjects.named(draft, question.ctx, kv))
     machines = _machines(gpu or [], bandwidth, memory, ram, all_gpus)
     results = [answer(subject, machine, question) for machine in machines]
+    if here:
+        results = [_with_measured(result, model) for result in results]
     if only_fitting:
         results = [result for result in results if result.fits]
     if all_gpus:
@@ -174,11 +197,115 @@ def _machines(
             raise UsageError("--memory needs one --gpu or a --bandwidth", "say whose memory it is")
         cards = [tuple(replace(card, memory_bytes=memory) for card in cards[0])]
     if not cards:
-        from localllm.ceiling.measure import this_machine
-
-        cards = [(this_machine(),)]
+        return [_this_machine()]
     main_memory = machine.parse_ram(ram) if ram is not None else None
     return [machine.Machine(each, main_memory) for each in cards]
+
+
+def _this_machine() -> "Machine":
+    """Measured now, with what was learned of it before."""
+    from localllm.ceiling.machine import Machine
+    from localllm.ceiling.measure import this_machine
+    from localllm.measured import learned
+
+    return Machine((this_machine(),), learned=learned())
+
+
+# --- this machine ------------------------------------------------------------------------------------------------
+
+
+def _measure(reference: str | None, kv: KvType) -> None:
+    """Measure a model's decode rate, and remember it."""
+    from localllm.app import locate
+    from localllm.cancel import Cancel
+    from localllm.cli.signals import cancelling
+    from localllm.measuring import measure
+    from localllm.terminal.progress import download_progress
+
+    cancel = Cancel()
+    with cancelling(cancel):
+        with download_progress() as on_download:
+            located = locate(reference, on_download, cancel)
+        measure(located, kv, cancel, _tell)
+    cancel.check()
+
+
+def _tell(line: str) -> None:
+    """Progress, for a person who waits."""
+    if sys.stderr.isatty():
+        print(f"localllm: {one_line(line)} …", file=sys.stderr)
+
+
+def _with_measured(result: "Result", reference: str | None) -> "Result":
+    """With what was measured last of this model."""
+    from localllm.config import default_model
+    from localllm.measured import last
+    from localllm.models.catalog import full_catalog
+    from localllm.models.store import find
+
+    local = find(default_model() if reference is None else reference, full_catalog())
+    found = last(local.files) if local else None
+    return replace(result, measured_tok_s=found.tok_s, measured_when=found.when) if found else result
+
+
+def _overview(question: "Question", measure: bool, kv: KvType, as_json: bool) -> str:
+    """What this machine can do with each model on its disk."""
+    from localllm import subjects
+    from localllm.ceiling.answer import answer
+    from localllm.errors import LocalLLMError
+    from localllm.measured import last
+    from localllm.models.catalog import full_catalog
+    from localllm.models.store import all_local
+    from localllm.terminal import ceiling_view
+
+    machine, rows, failures = _this_machine(), [], []
+    by_threads = _bandwidths() if measure else {}
+    for local in all_local(full_catalog()):
+        try:
+            subject = subjects.of_local(local, question.ctx, kv)
+        except LocalLLMError as error:  # one bad file does not hide the others
+            failures.append(error.message)
+            continue
+        result = answer(subject, machine, question)
+        found = last(local.files)
+        measured = replace(result, measured_tok_s=found.tok_s, measured_when=found.when) if found else result
+        rows.append((subject, measured))
+    return ceiling_view.overview(machine, rows, question, by_threads, failures, as_json)
+
+
+def _bandwidths() -> dict[int, float]:
+    """The read bandwidth of this machine by number of threads, in 10⁹ bytes per second."""
+    from localllm.ceiling.measure import available_memory_bytes, read_bandwidth_gb_s
+    from localllm.engine.threads import default_threads
+
+    counts = sorted({1, 2, default_threads() // 2 or 1, default_threads(), 2 * default_threads()})
+    return {count: read_bandwidth_gb_s(count, available_memory_bytes() // 4) for count in counts}
+
+
+def _explained(
+    path: str, reference: str | None, names: Sequence[str], bandwidth: float | None, kv: KvType, as_json: bool
+) -> str:
+    """What ``llama-bench`` measured, taken apart."""
+    from localllm import subjects
+    from localllm.cancel import Cancel
+    from localllm.ceiling import explain, hardware
+    from localllm.cli.inputs import text_of
+    from localllm.terminal import ceiling_view
+
+    if len(names) > 1:
+        raise UsageError("--explain needs one --gpu", "say what the file was measured on")
+    told = []
+    for result in explain.llama_bench(text_of(path, Cancel(), _tell)):
+        if bandwidth is not None:
+            device = hardware.given(bandwidth, None)
+        elif names or (result.on_gpu and result.devices):
+            device = hardware.find(names[0] if names else result.devices[0])
+        else:
+            raise UsageError("the file does not say what it was measured on", "add --gpu NAME or --bandwidth GB/S")
+        subject = subjects.named(reference, 0, kv) if reference else subjects.of_bench(result, kv)
+        shares = explain.explain(result.tok_s, subject.workload, result.depth, device.bandwidth_gb_s)
+        told.append((device, subject, result, shares))
+    return ceiling_view.explained(told, as_json)
 
 
 def _advice(subject: "Subject", results: "Sequence[Result]", question: "Question") -> list[str]:
@@ -211,6 +338,8 @@ def _machine_notes(results: "Sequence[Result]", subject: "Subject") -> Iterator[
         )
     if any(result.fits is False for result in results):
         yield "where it does not fit, the rates are what the same memory would give if it were larger"
-    if any(at.expected for result in results for at in result.depths):
-        yield "ceiling: computed, a bound; expected: nine of ten published measurements (docs/ceiling-accuracy.md)"
+    if bands := [at.expected for result in results for at in result.depths if at.expected]:
+        from_here = "from what was " + bands[0].group if bands[0].here else ""
+        published = "nine of ten published measurements (docs/ceiling-accuracy.md)"
+        yield f"ceiling: computed, a bound; expected: {from_here or published}"
     yield "fits: weights, KV cache, scratch memory (an estimate), and what the runtime takes"

@@ -24,11 +24,12 @@ def attached_text(names: Sequence[str], cancel: Cancel, tell: Tell) -> str:
     Raises UsageError where one is missing, unreadable, too large or not text; Cancelled.
     """
     piped = sys.stdin is not None and not sys.stdin.isatty() and not any(name in _STDIN for name in names)
-    texts = [_text_of(name, cancel, tell) for name in (*(["-"] if piped else []), *names)]
+    texts = [text_of(name, cancel, tell) for name in (*(["-"] if piped else []), *names)]
     return "\n\n".join(text for text in texts if text.strip())
 
 
-def _text_of(name: str, cancel: Cancel, tell: Tell) -> str:
+def text_of(name: str, cancel: Cancel, tell: Tell) -> str:
+    """The text of one file, or of stdin ("-"). Raises as ``attached_text`` does."""
     if name in _STDIN:
         if sys.stdin is None:
             raise UsageError("stdin is closed", "give text, from a pipe or a file")

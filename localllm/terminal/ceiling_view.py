@@ -3,16 +3,20 @@
 Knows units and widths. Computes nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from localllm.ceiling.answer import FREE_BYTES, AtDepth, Question, Result, Subject
 from localllm.ceiling.expected import Band, prefill_error
+from localllm.ceiling.explain import Benched, Explained, explain
+from localllm.ceiling.hardware import Hardware
+from localllm.ceiling.machine import Machine
 from localllm.ceiling.roofline import GB
 from localllm.sizes import GIB
 from localllm.terminal.render import dumps
 from localllm.terminal.safe import one_line
 
 Object = dict[str, object]
+_FITS = {True: "yes", False: "no", None: "unknown"}
 
 
 # --- JSON --------------------------------------------------------------------------------------------------------
@@ -37,14 +41,7 @@ def as_json(subject: Subject, question: Question, results: Sequence[Result], not
 
 
 def _result(question: Question, result: Result) -> Object:
-    first, machine = result.machine.first, result.machine
-    return {
-        "hardware": machine.name,
-        "bandwidth_gb_s": first.bandwidth_gb_s,
-        "bandwidth_origin": first.origin,
-        "source": first.source,
-        "memory_bytes": machine.memory_bytes,
-        "usable_bytes": machine.usable_bytes,
+    return _hardware(result.machine) | {
         "held_bytes": result.held_bytes,
         "on_cards": round(result.on_cards, 4),
         "ceiling_tok_s": result.shallow.ceiling_tok_s,
@@ -113,7 +110,7 @@ def as_text(
         rows = [row[:-2] + row[-1:] for row in rows]
     lines = [one_line(_title(subject, question)), "", *aligned(rows)]
     for result in results:
-        told = [*_more(question, result)]
+        told = [*_more(subject, question, result)]
         if told:
             lines += ["", *([f"{result.machine.name}:"] if len(results) > 1 else []), *told]
     if advice:
@@ -150,7 +147,7 @@ def _rows(subject: Subject, result: Result) -> Iterator[tuple[str, ...]]:
         yield (
             result.machine.name,
             memory,
-            {True: "yes", False: "no", None: "unknown"}[result.fits],
+            _FITS[result.fits],
             f"{at.depth:,} tokens",
             bound + rate(at.ceiling_tok_s),
             _expected(at.expected),
@@ -176,8 +173,11 @@ def _expected(band: Band | None) -> str:
     return "–" if band is None else f"{rate(band.mid)} ({_number(band.low)}–{_number(band.high)})"
 
 
-def _more(question: Question, result: Result) -> Iterator[str]:
+def _more(subject: Subject, question: Question, result: Result) -> Iterator[str]:
     """What was asked beside the rates."""
+    if result.measured_tok_s:
+        shares = explain(result.measured_tok_s, subject.workload, 0, result.machine.first.bandwidth_gb_s)
+        yield f"measured {result.measured_when} UTC: {sentence(shares)}"
     if question.ctx and result.theoretical_conversations is not None:
         yield (
             f"conversations of {question.ctx:,} tokens: {result.theoretical_conversations:,} if nothing else needs "
@@ -201,6 +201,102 @@ def _more(question: Question, result: Result) -> Iterator[str]:
             if result.bend
             else "memory is the limit for any number of users: each has a cache of his own to read"
         )
+
+
+# --- this machine, and what was measured elsewhere ---------------------------------------------------------------
+
+
+def sentence(shares: Explained) -> str:
+    """A measured rate, taken apart."""
+    of_ceiling = f"{rate(shares.measured_tok_s)} is {shares.of_ceiling:.0%} of the {rate(shares.ceiling_tok_s)} ceiling"
+    if shares.rest < 0:
+        return f"{of_ceiling}: part of the weights stays in the processor's cache"
+    kv = f", KV cache {shares.kv:.0%}" if shares.kv else ""
+    return f"{of_ceiling}; reading weights {shares.weights:.0%}{kv}, all else {shares.rest:.0%}"
+
+
+def overview(
+    machine: Machine,
+    rows: Sequence[tuple[Subject, Result]],
+    question: Question,
+    by_threads: Mapping[int, float],
+    failures: Sequence[str],
+    as_json: bool,
+) -> str:
+    """A machine, and each model on its disk: ceiling, expected, measured."""
+    if as_json:
+        models = [{"model": subject.name} | _result(question, result) for subject, result in rows]
+        threads = {str(count): value for count, value in by_threads.items()}
+        return dumps(
+            _hardware(machine) | {"bandwidth_by_threads_gb_s": threads, "models": models, "notes": [*failures]}
+        )
+    first = machine.first
+    lines = [f"{first.name}: {figure(first.bandwidth_gb_s)} GB/s read bandwidth, measured now; {_memory(machine)}"]
+    lines += [
+        f"  {count} thread{'s' if count > 1 else ''}: {figure(value)} GB/s" for count, value in by_threads.items()
+    ]
+    table = [("model", "streamed", "fits", "ceiling", "expected", "measured")]
+    table += [
+        (
+            one_line(subject.name or ""),
+            gb(subject.workload.streamed_bytes),
+            _FITS[result.fits],
+            rate(result.shallow.ceiling_tok_s),
+            _expected(result.shallow.expected),
+            f"{rate(result.measured_tok_s)} ({result.measured_when} UTC)" if result.measured_tok_s else "–",
+        )
+        for subject, result in rows
+    ]
+    hint = "localllm ceiling NAME --measure measures a model, and teaches what to expect of the others"
+    return "\n".join([*lines, "", *aligned(table), "", *(one_line(failure) for failure in failures), hint])
+
+
+def _memory(machine: Machine) -> str:
+    usable = machine.usable_bytes
+    return "memory not known" if usable is None else f"{gb(usable)} ({_gib(usable)}) of memory available"
+
+
+def _hardware(machine: Machine) -> Object:
+    first = machine.first
+    return {
+        "hardware": machine.name,
+        "bandwidth_gb_s": first.bandwidth_gb_s,
+        "bandwidth_origin": first.origin,
+        "source": first.source,
+        "memory_bytes": machine.memory_bytes,
+        "usable_bytes": machine.usable_bytes,
+    }
+
+
+def explained(told: Sequence[tuple[Hardware, Subject, Benched, Explained]], as_json: bool) -> str:
+    """Each decode rate of a ``llama-bench`` file, taken apart."""
+    if as_json:
+        return dumps(
+            {
+                "results": [
+                    {
+                        "model": subject.name,
+                        "hardware": device.name,
+                        "bandwidth_gb_s": device.bandwidth_gb_s,
+                        "depth": bench.depth,
+                        "measured_tok_s": shares.measured_tok_s,
+                        "ceiling_tok_s": shares.ceiling_tok_s,
+                        "of_ceiling": shares.of_ceiling,
+                        "weights": shares.weights,
+                        "kv": shares.kv,
+                        "rest": shares.rest,
+                        "streamed_is_upper_bound": subject.streamed_is_upper_bound,
+                    }
+                    for device, subject, bench, shares in told
+                ]
+            }
+        )
+    lines = [
+        one_line(f"{subject.name or 'model'} on {device.name}, depth {bench.depth:,}: {sentence(shares)}")
+        for device, subject, bench, shares in told
+    ]
+    notes = dict.fromkeys(note for _, subject, *_ in told for note in subject.notes)
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
 # --- why ---------------------------------------------------------------------------------------------------------
@@ -251,10 +347,14 @@ def _why_expected(result: Result) -> Iterator[str]:
     weights, kv, fixed, total = (
         f"{1e3 * value:.2f} ms" for value in (parts.weights_s, parts.kv_s, parts.fixed_s, parts.total_s)
     )
-    yield f"expected (group “{band.group}”, {band.rows} measurements; docs/ceiling-accuracy.md):"
+    of_group = f"group “{band.group}”, {band.rows} measurements; docs/ceiling-accuracy.md"
+    yield f"expected ({band.group if band.here else of_group}):"
     yield f"  weights {weights} + KV cache {kv} + fixed {fixed} = {total}"
     share = band.mid / deepest.ceiling_tok_s
     yield f"  1 ÷ {total} = {1 / parts.total_s:.2f} tok/s, {share:.0%} of the ceiling"
+    if band.here:
+        yield f"  that may be off by {band.p90_error:.0%}: {band.low:.2f} to {band.high:.2f} tok/s"
+        return
     yield f"  nine of ten measurements of that group: {band.low:.2f} to {band.high:.2f} tok/s"
     yield f"  off by {band.median_error:.1%} (median) and {band.p90_error:.1%} (90th percentile) on devices left out"
 

@@ -1,0 +1,110 @@
+"""What was measured on this machine, kept from one process to the next.
+
+A file for each model in $XDG_CACHE_HOME/localllm/measured, with numbers and the model's name in it. One that cannot be
+read or believed counts as not measured. Loads no runtime.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from localllm import config
+from localllm.ceiling.expected import Precision
+from localllm.ceiling.learned import Learned, Point, Rates, rates
+
+_MOST_FILES = 200
+_PRECISIONS: tuple[Precision, ...] = ("16", "8", "4", "k", "low")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What was measured of a model: ``points`` are pairs of depth in tokens and tokens per second."""
+
+    model: str
+    precision: Precision
+    threads: int
+    on_gpu: bool
+    when: str  # UTC, to the minute
+    weights_bytes: int
+    points: tuple[tuple[int, float], ...]
+    kv_bytes: tuple[int, ...]  # read at each depth
+
+    @property
+    def tok_s(self) -> float:
+        """At the shallowest depth."""
+        return self.points[0][1]
+
+    @property
+    def rates(self) -> Rates:
+        """What it tells about other models and depths."""
+        pairs = zip(self.points, self.kv_bytes, strict=True)
+        return rates(self.precision, [Point(tok_s, self.weights_bytes, kv) for (_, tok_s), kv in pairs])
+
+
+def last(files: Sequence[Path]) -> Measurement | None:
+    """What was measured last of the model in these files."""
+    return _read(_path(files))
+
+
+def learned() -> Learned | None:
+    """What all models that were measured on the processor tell; None where there are none."""
+    found = [measurement.rates for measurement in _all() if not measurement.on_gpu]
+    return Learned(tuple(found)) if found else None
+
+
+def _folder() -> Path:
+    return config.cache_dir() / "measured"
+
+
+def _path(files: Sequence[Path]) -> Path | None:
+    try:
+        found = [(status.st_dev, status.st_ino, status.st_mtime_ns) for status in map(os.stat, files)]
+    except OSError:
+        return None
+    return _folder() / f"{hashlib.sha256(repr(found).encode()).hexdigest()[:32]}.json"
+
+
+def _all() -> Iterator[Measurement]:
+    with suppress(OSError):
+        for path in sorted(_folder().glob("*.json"))[:_MOST_FILES]:
+            if found := _read(path):
+                yield found
+
+
+def _read(path: Path | None) -> Measurement | None:
+    if path is None:
+        return None
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        points = tuple((int(depth), float(tok_s)) for depth, tok_s in said["points"])
+        found = Measurement(
+            model=str(said["model"]),
+            precision=next(name for name in _PRECISIONS if name == said["precision"]),
+            threads=int(said["threads"]),
+            on_gpu=bool(said["on_gpu"]),
+            when=str(said["when"])[:20],
+            weights_bytes=int(said["weights_bytes"]),
+            points=points,
+            kv_bytes=tuple(int(size) for size in said["kv_bytes"]),
+        )
+    except (KeyError, OSError, OverflowError, RecursionError, StopIteration, TypeError, ValueError):
+        return None
+    sound = all(0 < tok_s < 1e6 and math.isfinite(tok_s) for _, tok_s in points) and found.weights_bytes > 0
+    return found if points and sound and len(points) == len(found.kv_bytes) else None
+
+
+def keep(files: Sequence[Path], found: Measurement) -> None:
+    """Remember what was measured of the model in these files. A folder that cannot be written remembers nothing."""
+    path = _path(files)
+    if path is None:
+        return
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_name(f"{path.name}.{os.getpid()}")
+        written.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        written.replace(path)
