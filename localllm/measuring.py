@@ -32,7 +32,7 @@ def measure(
         points = []
         for depth in depths:
             tell(f"decoding {TOKENS} tokens behind {depth}, {_ROUNDS} times")
-            points.append((depth + TOKENS // 2, _decode_tok_s(engine, depth, cancel)))
+            points.append((depth + TOKENS // 2, decode_tok_s(engine, depth, cancel)))
         found = Measurement(
             model=located.model.name,
             precision=precision(shape.quantisation),
@@ -47,8 +47,11 @@ def measure(
     return found
 
 
-def _decode_tok_s(engine: Engine, depth: int, cancel: Cancel) -> float:
-    """The best of some rounds, each the median over its tokens. Raises Cancelled, LocalLLMError."""
+def decode_tok_s(engine: Engine, depth: int, cancel: Cancel) -> float:
+    """Tokens per second behind a prompt of ``depth`` tokens: the best of some rounds, each the median of its tokens.
+
+    Raises Cancelled, LocalLLMError.
+    """
     ids = engine.encode_raw(_LETTERS * depth, cancel).ids[:depth]
     best = 0.0
     for number in range(_ROUNDS):

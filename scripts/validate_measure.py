@@ -1,0 +1,110 @@
+"""How well what `localllm ceiling --measure` learns predicts, on this machine. Started by scripts/validate_measure.
+
+Measures the default model, its Q8_0 and Q4_0 forms, and the tests' Gemma, as the command does; then decodes at a depth
+of 2,000 tokens, and compares. Prints Markdown tables. Run it while nothing else runs.
+"""
+
+import os
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench_peers import GEMMA, machine
+from made_models import requantised
+
+from localllm.app import Located, locate, open_engine
+from localllm.cancel import Cancel
+from localllm.ceiling.answer import Subject
+from localllm.ceiling.learned import Learned
+from localllm.config import Settings, cache_dir
+from localllm.measured import Measurement
+from localllm.measuring import TOKENS, decode_tok_s, measure
+from localllm.subjects import of_local
+
+DEEP = 2000
+MOST_OFF = 0.1  # of the prediction for DEEP
+MOST_OFF_OTHERS = 0.5  # of one model's rate from another's
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A model: what was learned of it, and how fast it was with DEEP tokens."""
+
+    subject: Subject
+    measurement: Measurement
+    deep_tok_s: float
+
+
+def main() -> None:
+    """Measure, and print how far off each prediction is."""
+    folder = cache_dir() / "tests"
+    source = locate("smollm2-135m").model.path
+    paths = [source, requantised(source, "Q8_0", folder), requantised(source, "Q4_0", folder), GEMMA]
+    with tempfile.TemporaryDirectory() as fresh:
+        os.environ["XDG_CACHE_HOME"] = fresh
+        tried = [try_out(locate(str(path))) for path in paths if path.exists()]
+    print(f"{machine()}\n\n{depth_table(tried)}\n\n{others_table(tried)}")
+
+
+def try_out(located: Located) -> Tried:
+    """Measure a model at the command's depths and at DEEP."""
+    found = measure(located)
+    settings = Settings(ctx_size=DEEP + 256, draft="off", cache=False)
+    with open_engine(located, settings) as engine:
+        deep = decode_tok_s(engine, DEEP, Cancel())
+    return Tried(of_local(located.model, DEEP, "f16"), found, deep)
+
+
+def predicted(of: Tried, by: Tried, depth: int) -> float:
+    """Tokens per second of one model, from what was learned on another."""
+    step = of.subject.step(depth)
+    assert step
+    return Learned((by.measurement.rates,)).band(step).mid
+
+
+def depth_table(tried: list[Tried]) -> str:
+    """What a model's own rates at small depths say of DEEP."""
+    lines = [
+        f"| model | measured at depth 48 | at 528 | predicted at {DEEP:,} | measured | off | at most | met |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for one in tried:
+        guess = predicted(one, one, DEEP + TOKENS // 2)
+        off = guess / one.deep_tok_s - 1
+        rates = [f"{tok_s:.1f}" for _, tok_s in one.measurement.points]
+        met = "yes" if abs(off) <= MOST_OFF else "**no**"
+        cells = [
+            one.measurement.model,
+            *rates,
+            f"{guess:.1f}",
+            f"{one.deep_tok_s:.1f}",
+            f"{off:+.1%}",
+            f"{MOST_OFF:.0%}",
+            met,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def others_table(tried: list[Tried]) -> str:
+    """What each model says of each other one at depth 48."""
+    names = [Path(one.measurement.model).name for one in tried]
+    lines = [f"| learned on \\ predicts | {' | '.join(names)} |", "|---|" + "---:|" * len(tried)]
+    errors = []
+    for by in tried:
+        cells = []
+        for of in tried:
+            off = predicted(of, by, 48) / of.measurement.tok_s - 1
+            cells.append("–" if of is by else f"{off:+.0%}")
+            errors += [] if of is by else [abs(off)]
+        lines.append(f"| {Path(by.measurement.model).name} | {' | '.join(cells)} |")
+    worst, median = max(errors), statistics.median(errors)
+    met = "yes" if worst <= MOST_OFF_OTHERS else "**no**"
+    return "\n".join(
+        [*lines, "", f"Off by {median:.0%} in the median, {worst:.0%} at most (≤ {MOST_OFF_OTHERS:.0%}: {met})."]
+    )
+
+
+if __name__ == "__main__":
+    main()
