@@ -51,10 +51,11 @@ def last(files: Sequence[Path]) -> Measurement | None:
     return _read(_path(files))
 
 
-def learned() -> Learned | None:
-    """What all models that were measured on the processor tell; None where there are none."""
+def learned(files: Sequence[Path] = ()) -> Learned | None:
+    """What all models that were measured on the processor tell of the model in these files; None where none was."""
     found = [measurement.rates for measurement in _all() if not measurement.on_gpu]
-    return Learned(tuple(found)) if found else None
+    own = last(files) if files else None
+    return Learned(tuple(found), own.rates if own and not own.on_gpu else None) if found else None
 
 
 def _folder() -> Path:

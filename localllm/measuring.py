@@ -13,7 +13,7 @@ from localllm.errors import LocalLLMError
 from localllm.measured import Measurement, keep
 from localllm.values import KvType, Prompt, Sampling, TurnEnd
 
-DEPTHS = (32, 512)  # tokens of the prompts
+DEPTHS = (32, 544, 1056)  # tokens of the prompts
 TOKENS = 32  # decoded behind each
 _LEAST_TOKENS = 8
 _ROUNDS = 3  # of which the fastest counts: other programs can only slow one down
@@ -26,7 +26,7 @@ def measure(
     """Load a model, measure its decode rate at two depths, and remember it. Raises what ``open_engine`` raises."""
     cancel, shape = cancel or Cancel(), located.shape
     depths = [depth for depth in DEPTHS if depth + TOKENS < shape.n_ctx_train]
-    settings = Settings(ctx_size=min(1024, shape.n_ctx_train), kv=kv, draft="off", cache=False)
+    settings = Settings(ctx_size=min(1280, shape.n_ctx_train), kv=kv, draft="off", cache=False)
     tell(f"loading {located.model.name}")
     with open_engine(located, settings, cancel=cancel) as engine:
         points = []

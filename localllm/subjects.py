@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def named(reference: str | None, ctx: int, kv: KvType) -> Subject:
 
 def of_local(model: LocalModel, ctx: int, kv: KvType) -> Subject:
     """A model that is on this disk. Raises ModelFileError."""
-    return _of_file(model.name, read_header(model.path), ctx, kv)
+    return replace(_of_file(model.name, read_header(model.path), ctx, kv), files=model.files)
 
 
 def of_bench(result: Benched, kv: KvType) -> Subject:

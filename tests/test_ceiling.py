@@ -421,6 +421,7 @@ def test_advice_comes_with_its_number():
         (("--gpu", "4090", "--acceptance", "1.5"), 2, "--acceptance"),
         (("--gpu", "4090", "--prompt", "-1"), 2, "--prompt"),
         (("--gpu", "4090", "--ram", "fast"), 2, "ddr5-5600x2"),
+        (("--params", "8b", "--ram", "ddr5-5600x2"), 2, "--gpu"),
         (("--gpu", "99 x 4090", "--model-bytes", "19e9"), 2, "99 cards"),
         (("--all-gpus", "--gpu", "4090"), 2, "--all-gpus"),
         (("smolm2", "--gpu", "4090"), 4, "smollm2-135m"),

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -109,19 +110,32 @@ def test_no_file_crashes_it(text):
 # --- learning ----------------------------------------------------------------------------------------------------
 
 
-@given(st.floats(1, 500), st.floats(0.5, 100), st.integers(10**7, 10**11), st.integers(10**3, 10**6))
-def test_what_was_learned_gives_back_what_was_measured(weights_gb_s, kv_gb_s, weights_bytes, per_token):
+@given(st.data(), st.floats(1, 500), st.floats(0.5, 100), st.integers(10**7, 10**11), st.integers(10**3, 10**6))
+def test_what_was_learned_gives_back_what_was_measured(data, weights_gb_s, kv_gb_s, weights_bytes, per_token):
     """At the depths that were measured, and at others."""
 
     def tok_s(depth: int) -> float:
         return 1 / (weights_bytes / weights_gb_s / 1e9 + depth * per_token / kv_gb_s / 1e9)
 
-    points = [Point(tok_s(depth), weights_bytes, depth * per_token) for depth in (48, 528)]
-    known = Learned((rates("4", points),))
-    for depth in (0, 48, 528, 2000):
+    points = [Point(tok_s(depth), weights_bytes, depth * per_token) for depth in (48, 560, 1072)]
+    own = rates("4", points)
+    known = data.draw(st.sampled_from([Learned((own,)), Learned((own,), own)]))
+    for depth in (0, 48, 560, 2000):
         band = known.band(Step(weights_bytes, depth * per_token, 30, "4"))
         assert band.mid == pytest.approx(tok_s(depth), rel=1e-3)
         assert band.low < band.mid < band.high and band.here
+
+
+@given(st.lists(st.floats(1, 1000), min_size=2, max_size=4))
+def test_a_model_that_was_measured_is_expected_to_do_as_it_did(speeds):
+    """Whatever its curve, at each depth that was measured; and deeper is never faster."""
+    points = [Point(tok_s, 10**9, 10**6 * (1 + number)) for number, tok_s in enumerate(sorted(speeds, reverse=True))]
+    own = rates("k", points)
+    known = Learned((own,), own)
+    for point in points[1:]:
+        assert known.band(Step(1e9, point.kv_bytes, 30)).mid == pytest.approx(point.tok_s, rel=1e-3)
+    mids = [known.band(Step(1e9, kv_bytes, 30)).mid for kv_bytes in range(10**6, 10**8, 10**7)]
+    assert all(a >= b * 0.999 for a, b in pairwise(mids))
 
 
 def test_another_kind_of_weights_has_a_wider_band():

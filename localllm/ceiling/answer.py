@@ -7,6 +7,7 @@ bands with a published error, measured ones come from this machine.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from localllm.ceiling import expected, roofline
 from localllm.ceiling.expected import Band, Parts, Precision, Recurrent, Step
@@ -43,6 +44,7 @@ class Subject:
     compute_bytes: Callable[[int], int] = lambda _ctx: COMPUTE_BYTES
     streamed_is_upper_bound: bool = False
     notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()  # where it is on this disk
 
     def step(self, depth: int, part: float = 1.0, cards: int = 1) -> Step | None:
         """A decode step behind ``depth`` tokens, or the part of it that lies somewhere; None without layers."""

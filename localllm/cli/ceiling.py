@@ -116,10 +116,10 @@ def ceiling(
     if explain is not None:
         typer.echo(_explained(explain, model, gpu or [], bandwidth, kv, json))
         return
-    here = not (gpu or all_gpus or bandwidth is not None)
+    here = not (gpu or all_gpus) and bandwidth is None and memory is None and ram is None
     if measure and not here:
         raise UsageError("--measure measures this machine, not other hardware", "leave out --gpu and --bandwidth")
-    if here and model is None and size is None and params is None and memory is None and ram is None:
+    if here and model is None and size is None and params is None:
         typer.echo(_overview(question, measure, kv, json))
         return
     if measure:
@@ -129,10 +129,11 @@ def ceiling(
         from localllm import subjects
 
         question = replace(question, draft=subjects.named(draft, question.ctx, kv))
-    machines = _machines(gpu or [], bandwidth, memory, ram, all_gpus)
-    results = [answer(subject, machine, question) for machine in machines]
     if here:
-        results = [_with_measured(result, model) for result in results]
+        results = [_answer_here(subject, _this_machine(), question)]
+    else:
+        machines = _machines(gpu or [], bandwidth, memory, ram, all_gpus)
+        results = [answer(subject, machine, question) for machine in machines]
     if only_fitting:
         results = [result for result in results if result.fits]
     if all_gpus:
@@ -182,7 +183,7 @@ def _subject(
 def _machines(
     names: Sequence[str], bandwidth: float | None, memory: int | None, ram: str | None, all_gpus: bool
 ) -> "list[Machine]":
-    """The hardware asked for, in order; where none is, this machine, measured now."""
+    """The hardware asked for, in order. Raises UsageError."""
     from localllm.ceiling import hardware, machine
 
     if all_gpus and (names or bandwidth is not None):
@@ -197,21 +198,30 @@ def _machines(
             raise UsageError("--memory needs one --gpu or a --bandwidth", "say whose memory it is")
         cards = [tuple(replace(card, memory_bytes=memory) for card in cards[0])]
     if not cards:
-        return [_this_machine()]
+        raise UsageError("--ram needs a --gpu: it takes what no card holds", "name the card")
     main_memory = machine.parse_ram(ram) if ram is not None else None
     return [machine.Machine(each, main_memory) for each in cards]
 
 
+# --- this machine ------------------------------------------------------------------------------------------------
+
+
 def _this_machine() -> "Machine":
-    """Measured now, with what was learned of it before."""
+    """Its bandwidth measured now."""
     from localllm.ceiling.machine import Machine
     from localllm.ceiling.measure import this_machine
-    from localllm.measured import learned
 
-    return Machine((this_machine(),), learned=learned())
+    return Machine((this_machine(),))
 
 
-# --- this machine ------------------------------------------------------------------------------------------------
+def _answer_here(subject: "Subject", machine: "Machine", question: "Question") -> "Result":
+    """With what was measured here, of this model and of others."""
+    from localllm.ceiling.answer import answer
+    from localllm.measured import last, learned
+
+    result = answer(subject, replace(machine, learned=learned(subject.files)), question)
+    found = last(subject.files) if subject.files else None
+    return replace(result, measured_tok_s=found.tok_s, measured_when=found.when) if found else result
 
 
 def _measure(reference: str | None, kv: KvType) -> None:
@@ -236,24 +246,10 @@ def _tell(line: str) -> None:
         print(f"localllm: {one_line(line)} …", file=sys.stderr)
 
 
-def _with_measured(result: "Result", reference: str | None) -> "Result":
-    """With what was measured last of this model."""
-    from localllm.config import default_model
-    from localllm.measured import last
-    from localllm.models.catalog import full_catalog
-    from localllm.models.store import find
-
-    local = find(default_model() if reference is None else reference, full_catalog())
-    found = last(local.files) if local else None
-    return replace(result, measured_tok_s=found.tok_s, measured_when=found.when) if found else result
-
-
 def _overview(question: "Question", measure: bool, kv: KvType, as_json: bool) -> str:
     """What this machine can do with each model on its disk."""
     from localllm import subjects
-    from localllm.ceiling.answer import answer
     from localllm.errors import LocalLLMError
-    from localllm.measured import last
     from localllm.models.catalog import full_catalog
     from localllm.models.store import all_local
     from localllm.terminal import ceiling_view
@@ -266,10 +262,7 @@ def _overview(question: "Question", measure: bool, kv: KvType, as_json: bool) ->
         except LocalLLMError as error:  # one bad file does not hide the others
             failures.append(error.message)
             continue
-        result = answer(subject, machine, question)
-        found = last(local.files)
-        measured = replace(result, measured_tok_s=found.tok_s, measured_when=found.when) if found else result
-        rows.append((subject, measured))
+        rows.append((subject, _answer_here(subject, machine, question)))
     return ceiling_view.overview(machine, rows, question, by_threads, failures, as_json)
 
 
