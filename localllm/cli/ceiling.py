@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm import sizes
-from localllm.cli import options
+from localllm.cli import options, plots
 from localllm.errors import UsageError
 from localllm.values import KvType
 
@@ -87,6 +87,14 @@ def ceiling(
     prompt: Annotated[int | None, typer.Option("--prompt", metavar="N", help="Tokens of the prompt.")] = None,
     output: Annotated[int | None, typer.Option("--output", metavar="N", help="Tokens of the answer.")] = None,
     why: Annotated[bool, typer.Option("--why", help="Each figure's formula, with its numbers and sources.")] = False,
+    plot: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plot",
+            metavar="[FILE]",
+            help="Draw tok/s against context (with --users: against users); into FILE.svg or FILE.png if one is named.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """The most tokens per second that hardware can give a model, what to expect, and what fits.
@@ -98,11 +106,13 @@ def ceiling(
     localllm ceiling qwen3-8b --gpu 3060-12GB --gpu 4090 --ctx 8192
     localllm ceiling --gpu "RTX 3090" --model-bytes 19e9
     localllm ceiling --params 70b --quant q4_k_m --all-gpus --fits
+    localllm ceiling qwen3-8b --gpu 4090 --gpu 3090 --plot chart.svg
     """
     from localllm.ceiling.answer import answer
     from localllm.terminal import ceiling_view
 
     question = _question(ctx, users, prompt, output, acceptance)
+    places = plots.places(plot, json) if plot else []
     subject = _subject(model, size, params, quant, question.ctx, kv)
     if draft is not None:
         from localllm import subjects
@@ -115,10 +125,15 @@ def ceiling(
     if all_gpus:
         results.sort(key=lambda result: -result.deepest.ceiling_tok_s)
     notes = (*subject.notes, *_machine_notes(results, subject))
+    chart = plots.chart(subject, [result.machine for result in results], question) if places else None
+    if chart:
+        plots.save(chart, [place for place in places if place])
     if json:
         typer.echo(ceiling_view.as_json(subject, question, results, notes))
         return
     typer.echo(ceiling_view.as_text(subject, question, results, _advice(subject, results, question), notes))
+    if chart and None in places:
+        typer.echo("\n" + plots.as_text(chart))
     for result in results if why else ():
         typer.echo("\n" + ceiling_view.why(subject, question, result))
 
