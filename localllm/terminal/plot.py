@@ -210,17 +210,18 @@ class _Canvas:
         self._letters: dict[tuple[int, int], str] = {}
 
     def draw(self, line: Line, x: Scale, y: Scale) -> None:
-        """Draw it, solid or dotted, by its height at each column of dots."""
-        width, solid = self.columns * self._wide, line.kind in SOLID
-        before = None
+        """Draw it by its height at each column of dots, with all dots of its way or every few."""
+        width, every = self.columns * self._wide, 1 if line.kind in SOLID else 2 * self._wide
+        before, gone = None, 0
         for column in range(width):
             row = self._dot_row(_height(line, x, y, column / (width - 1)))
             if row is None:
                 continue
-            if solid or column % (self._wide * 2) == 0:
-                start = row if before is None or not solid else before
-                for each in range(min(row, start), max(row, start) + 1):
-                    self._dot(column, each, solid)
+            start = row if before is None else before
+            for each in range(min(row, start), max(row, start) + 1):
+                if gone % every == 0:
+                    self._dot(column, each, every == 1)
+                gone += 1
             before = row
 
     def write(self, letter: str, line: Line, x: Scale, y: Scale, part: float) -> None:
