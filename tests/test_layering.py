@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"llama_cpp", "numpy", "huggingface_hub", "jinja2", "prompt_toolkit", "pydantic"}
+HEAVY = {"llama_cpp", "numpy", "huggingface_hub", "jinja2", "prompt_toolkit", "pydantic", "matplotlib"}
 PROGRAM = str(Path(sys.executable).with_name("localllm"))
 
 

@@ -5,7 +5,7 @@ together. Three kinds of numbers that are never mixed: ceilings are computed and
 bands with a published error, measured ones come from this machine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -131,20 +131,16 @@ def answer(subject: Subject, machine: Machine, question: Question) -> Result:
     """All numbers for one machine."""
     workload, ctx = subject.workload, question.ctx
     cache_bytes = workload.kv_held(ctx) if ctx else 0
-    held_bytes = workload.weights_bytes + question.users * cache_bytes + subject.compute_bytes(ctx or 512)
-    if question.draft:
-        held_bytes += question.draft.workload.held_bytes(ctx) + question.draft.compute_bytes(ctx or 512)
+    held_bytes = _held_bytes(subject, question)
     shares = machine.shares(held_bytes)
-    depths = tuple(dict.fromkeys((0, ctx // 2, ctx)))
     prefill = _prefill_s(subject, machine, question.prompt or 0) if question.prompt else None
-    rates = tuple(_at_depth(subject, machine, held_bytes, depth) for depth in depths)
     first_s = _step_s(subject, machine, held_bytes, question.prompt or 0)
     ttft_s = prefill + first_s if prefill is not None and first_s is not None else None
     usable, reserve = machine.usable_bytes, FREE_BYTES + machine.runtime_bytes + subject.compute_bytes(ctx or 512)
     batches, bend = _batches(subject, machine, question) if question.users > 1 else ((), None)
     return Result(
         machine=machine,
-        depths=rates,
+        depths=at_depths(subject, machine, question, dict.fromkeys((0, ctx // 2, ctx))),
         fits=machine.fits(held_bytes),
         held_bytes=held_bytes,
         on_cards=sum(share.part for share in shares if share.device is not machine.ram),
@@ -158,6 +154,22 @@ def answer(subject: Subject, machine: Machine, question: Question) -> Result:
         speculation=_speculation(subject, machine, held_bytes, question),
         parts=_parts(subject, machine, held_bytes, ctx),
     )
+
+
+def at_depths(subject: Subject, machine: Machine, question: Question, depths: Iterable[int]) -> tuple[AtDepth, ...]:
+    """The rates behind so many tokens each, with room kept for the context that is asked about."""
+    held_bytes = _held_bytes(subject, question)
+    return tuple(_at_depth(subject, machine, held_bytes, depth) for depth in depths)
+
+
+def _held_bytes(subject: Subject, question: Question) -> int:
+    """What memory must hold: weights, the caches of all users, scratch memory, and the same of a draft."""
+    ctx = question.ctx
+    cache_bytes = subject.workload.kv_held(ctx) if ctx else 0
+    held_bytes = subject.workload.weights_bytes + question.users * cache_bytes + subject.compute_bytes(ctx or 512)
+    if question.draft:
+        held_bytes += question.draft.workload.held_bytes(ctx) + question.draft.compute_bytes(ctx or 512)
+    return held_bytes
 
 
 def _at_depth(subject: Subject, machine: Machine, held_bytes: int, depth: int) -> AtDepth:

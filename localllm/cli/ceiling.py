@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm import sizes
-from localllm.cli import options
+from localllm.cli import options, plots
 from localllm.errors import UsageError
 from localllm.terminal.safe import one_line
 from localllm.values import KvType
@@ -96,6 +96,14 @@ def ceiling(
         typer.Option("--explain", metavar="FILE", help="Take apart what llama-bench -o json measured; - is stdin."),
     ] = None,
     why: Annotated[bool, typer.Option("--why", help="Each figure's formula, with its numbers and sources.")] = False,
+    plot: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plot",
+            metavar="[FILE]",
+            help="Draw tok/s against context (with --users: against users); into FILE.svg or FILE.png if one is named.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """The most tokens per second that hardware can give a model, what to expect, and what fits.
@@ -108,18 +116,20 @@ def ceiling(
     localllm ceiling qwen3-8b --gpu 3060-12GB --gpu 4090 --ctx 8192
     localllm ceiling --gpu "RTX 3090" --model-bytes 19e9
     localllm ceiling --params 70b --quant q4_k_m --all-gpus --fits
+    localllm ceiling qwen3-8b --gpu 4090 --gpu 3090 --plot chart.svg
     """
     from localllm.ceiling.answer import answer
     from localllm.terminal import ceiling_view
 
     question = _question(ctx, users, prompt, output, acceptance)
+    places = plots.places(plot, json) if plot else []
     if explain is not None:
         typer.echo(_explained(explain, model, gpu or [], bandwidth, kv, json))
         return
     here = not (gpu or all_gpus) and bandwidth is None and memory is None and ram is None
     if measure and not here:
         raise UsageError("--measure measures this machine, not other hardware", "leave out --gpu and --bandwidth")
-    if here and model is None and size is None and params is None:
+    if here and model is None and size is None and params is None and not (places or why):
         typer.echo(_overview(question, measure, kv, json))
         return
     if measure:
@@ -139,10 +149,15 @@ def ceiling(
     if all_gpus:
         results.sort(key=lambda result: -result.deepest.ceiling_tok_s)
     notes = (*subject.notes, *_machine_notes(results, subject))
+    chart = plots.chart(subject, [result.machine for result in results], question) if places else None
+    if chart:
+        plots.save(chart, [place for place in places if place])
     if json:
         typer.echo(ceiling_view.as_json(subject, question, results, notes))
         return
     typer.echo(ceiling_view.as_text(subject, question, results, _advice(subject, results, question), notes))
+    if chart and None in places:
+        typer.echo("\n" + plots.as_text(chart))
     for result in results if why else ():
         typer.echo("\n" + ceiling_view.why(subject, question, result))
 
