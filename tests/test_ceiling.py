@@ -317,6 +317,19 @@ def test_parameters_and_a_quantisation_stand_for_a_model():
     assert (mixture["streamed_bytes"], mixture["weights_bytes"]) == (3_187_500_000, 31_875_000_000)
 
 
+def test_a_card_of_unknown_memory_is_answered_where_that_does_not_matter():
+    """The row says which sizes there are; where one holds the model and another does not, both are named: exit 2."""
+    for size, fits in (("2GB", True), ("30GB", False)):
+        [result] = answer("--model-bytes", size, "--gpu", "RTX 2060")["results"]
+        assert (result["hardware"], result["fits"]) == ("GeForce RTX 2060 (6 or 12 GiB)", fits)
+        assert result["ceiling_tok_s"] == pytest.approx(336e9 / sizes.model_bytes(size))
+    done = run("--model-bytes", "8GB", "--gpu", "RTX 2060")
+    assert done.returncode == 2
+    assert "GeForce RTX 2060 (336 GB/s, 6 GiB); GeForce RTX 2060 12 GB (336 GB/s, 12 GiB)" in done.stderr
+    [result] = answer("--model-bytes", "8GB", "--gpu", "RTX 2060", "--memory", "12")["results"]
+    assert (result["hardware"], result["fits"]) == ("GeForce RTX 2060 12 GB", True)
+
+
 def test_two_equal_cards_hold_more_and_are_no_faster(llama_8b):
     """The layers are shared, and their times add up."""
     one, two = (answer(llama_8b, "--gpu", name)["results"][0] for name in ("RTX 3090", "2 x RTX 3090"))

@@ -110,6 +110,8 @@ def ceiling(
         question = replace(question, draft=subjects.named(draft, question.ctx, kv))
     machines = _machines(gpu or [], bandwidth, memory, ram, all_gpus)
     results = [answer(subject, machine, question) for machine in machines]
+    for result in results:
+        result.machine.check_sizes(result.held_bytes)
     if only_fitting:
         results = [result for result in results if result.fits]
     if all_gpus:
@@ -172,7 +174,7 @@ def _machines(
     elif memory is not None:
         if len(cards) != 1:
             raise UsageError("--memory needs one --gpu or a --bandwidth", "say whose memory it is")
-        cards = [tuple(replace(card, memory_bytes=memory) for card in cards[0])]
+        cards = [tuple(card.with_memory(memory) for card in cards[0])]
     if not cards:
         from localllm.ceiling.measure import this_machine
 
