@@ -50,12 +50,12 @@ def capacity() -> Capacity:
     from localllm.ceiling.gpus import gpus
     from localllm.ceiling.measure import total_memory_bytes
 
-    found = gpus() if _built_for_gpus() else []
+    found = gpus() if built_for_gpus() else []
     shared_bytes = sum(gpu.memory_bytes for gpu in found if gpu.shared)  # on a Mac they are part of the machine's
     return Capacity(sum(gpu.memory_bytes for gpu in found), total_memory_bytes() - shared_bytes)
 
 
-def _built_for_gpus() -> bool:
+def built_for_gpus() -> bool:
     """Whether the installed llama.cpp has a backend for GPUs; told by its files, as loading it takes 0.1 s."""
     spec = importlib.util.find_spec("llama_cpp")
     folders = spec.submodule_search_locations if spec else None

@@ -1,7 +1,7 @@
 """Composition: what a person calls a model -> what ``ceiling`` needs to know of it.
 
-A file on this disk, a catalog entry that is not here, a number of parameters, or bytes. Loads no runtime and fetches
-nothing.
+A file on this disk, a catalog entry that is not here, a file of the hub, a number of parameters, or bytes. Loads no
+runtime, and fetches nothing but the header of a file of the hub.
 """
 
 import math
@@ -18,8 +18,9 @@ from localllm.ceiling.quantisations import bits_per_weight, precision
 from localllm.ceiling.roofline import Experts, Workload
 from localllm.config import default_model
 from localllm.errors import ModelNotFound, UsageError
-from localllm.models.catalog import ModelSpec, full_catalog, quantisation
+from localllm.models.catalog import Catalog, ModelSpec, full_catalog, quantisation
 from localllm.models.gguf import ModelShape, cached_bytes, read_header
+from localllm.models.reference import hub_reference
 from localllm.models.shapes import KnownShape, known_shape
 from localllm.models.store import LocalModel, find, missing
 from localllm.values import KvType
@@ -30,9 +31,9 @@ _UNIT = {"b": 1e9, "m": 1e6}
 
 
 def named(reference: str | None, ctx: int, kv: KvType) -> Subject:
-    """A catalog name or a path; the default model where it is None. ``ctx`` is the context that is asked about.
+    """A catalog name, a path or a reference to the hub; the default model where it is None.
 
-    Raises ModelNotFound, ModelFileError, CatalogError.
+    ``ctx`` is the context that is asked about. Raises ModelNotFound, ModelFileError, CatalogError, DownloadError.
     """
     reference, catalog = default_model() if reference is None else reference, full_catalog()
     local = find(reference, catalog)
@@ -40,7 +41,7 @@ def named(reference: str | None, ctx: int, kv: KvType) -> Subject:
         return of_local(local, ctx, kv)
     spec = catalog.get(reference)
     if spec is None:
-        raise missing(reference, catalog)
+        return _of_hub(reference, catalog, ctx, kv)
     shape = known_shape(spec.name)
     return _of_catalog(spec, shape, ctx, kv) if shape else _by_file_size(spec, ctx, kv)
 
@@ -135,6 +136,18 @@ def _of_file(name: str, shape: ModelShape, ctx: int, kv: KvType) -> Subject:
         compute_bytes=shape.compute_bytes,
         notes=tuple(_notes_of_file(shape, ctx)),
     )
+
+
+def _of_hub(reference: str, catalog: Catalog, ctx: int, kv: KvType) -> Subject:
+    """A file of the hub that is not on this disk."""
+    wanted = hub_reference(reference)
+    if wanted is None:
+        raise missing(reference, catalog)
+    from localllm.models.remote import read_shape
+
+    name, shape = read_shape(wanted)
+    subject = _of_file(name, shape, ctx, kv)
+    return replace(subject, notes=("read from the hub: only its header", *subject.notes))
 
 
 def _least_read(shape: ModelShape, kv: KvType, depth: int) -> int:

@@ -19,7 +19,8 @@ class Site:
     """What a server has and how it behaves. ``files`` maps paths to content.
 
     ``status`` is the answer to everything, if set; ``cut_after`` ends each body early, after so many bytes;
-    ``stall_after`` stops sending there and waits for ``release``. ``requests`` records what was asked.
+    ``stall_after`` stops sending there and waits for ``release``; without ``ranges`` whole files are sent where
+    a part is asked for. ``requests`` records what was asked.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -27,6 +28,7 @@ class Site:
     status: int | None = None
     cut_after: int | None = None
     stall_after: int | None = None
+    ranges: bool = True
     stalled: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
@@ -77,10 +79,11 @@ class _Handler(BaseHTTPRequestHandler):
         site.requests.append((self.command, self.path, dict(self.headers)))
         body = site.files.get(self.path)
         status = site.status or (200 if body is not None else 404)
-        start = 0
-        if status == 200 and "Range" in self.headers:
-            start, status = int(self.headers["Range"].removeprefix("bytes=").split("-")[0]), 206
-        content = (body or b"")[start:] if status in (200, 206) else b"no"
+        start, end = 0, len(body or b"")
+        if status == 200 and "Range" in self.headers and site.ranges:
+            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+            start, end, status = int(first), min(end, int(last or end) + 1), 206
+        content = (body or b"")[start:end] if status in (200, 206) else b"no"
         self.send_response(status)
         for name, value in (site.headers | {"Content-Length": str(len(content))}).items():
             self.send_header(name, value)
@@ -88,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
             self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/octet-stream")
         if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{len(body or b'') - 1}/{len(body or b'')}")
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(body or b'')}")
         self.end_headers()
         if with_body:
             self._send(content)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.ceiling import hardware, measure
-from localllm.ceiling.hardware import find
+from localllm.ceiling import hardware, machine, measure
+from localllm.ceiling.hardware import find, find_in_any_size
+from localllm.ceiling.machine import Machine
 from localllm.errors import UsageError
 
 GIB = 2**30
@@ -34,6 +35,45 @@ def outcome(name: str) -> tuple[float, int | None] | str:
     except UsageError as error:
         return error.message.removeprefix(repr(name))
     return device.bandwidth_gb_s, device.memory_bytes
+
+
+# How sources and names tell a data rate and a bus: in 10⁶ transfers per second, and in bits.
+_CLOCK_AND_BUS = re.compile(r"(\d+) MHz x (\d+) x (\d+) bit / 8")
+_RATE_AND_BUS = re.compile(r"(\d+) (M|G)(?:T/s|bps) x (\d+) (bit|B\b)")
+_NAMED_RATE = re.compile(r"(?:DDR\d\w?|MRDIMM)-(\d{4,5})\b(?:\)? (\w+)-channel| (\d+)[- ]bit| x (\d+) bit)")
+_CHANNELS = {"single": 1, "dual": 2, "quad": 4}
+
+
+def computed_gb_s(row: dict[str, str]) -> float | None:
+    """Memory clock × bus width in 10⁹ bytes per second, where the row's name or source tells both."""
+    if match := _CLOCK_AND_BUS.search(row["source"]):
+        clock_mhz, transfers, bus_bits = map(int, match.groups())
+        return clock_mhz * transfers * bus_bits / 8 / 1000
+    if match := _RATE_AND_BUS.search(row["source"]):
+        rate = int(match[1]) * (1000 if match[2] == "G" else 1)
+        return rate * int(match[3]) / (8 if match[4] == "bit" else 1) / 1000
+    if match := _NAMED_RATE.search(row["name"]) or _NAMED_RATE.search(row["source"]):
+        rate, channels, *bits = match.groups()
+        count = _CHANNELS.get(channels or "") or int(channels or 0)
+        return int(rate) * (64 * count or int(next(filter(None, bits)))) / 8 / 1000
+    return None
+
+
+def test_bandwidth_is_memory_clock_times_bus_width():
+    """Where both are known the table has their product, to the digit that it gives."""
+    known = {row["name"]: (computed_gb_s(row), float(row["bandwidth_gb_s"])) for row in ROWS if computed_gb_s(row)}
+    for name, value in {
+        "GeForce RTX 4090": 1008.384,
+        "Radeon VII": 1024,
+        "Radeon RX 9070": 640,
+        "CPU DDR4-2933 6-channel": 140.784,
+        "CPU LPDDR5X-8533 128-bit": 136.528,
+        "AMD Ryzen AI Max+ 395 / Radeon 8060S (Strix Halo)": 256,
+        "Raspberry Pi 5 (LPDDR4X-4267 32 bit)": 17.068,
+    }.items():
+        assert known[name][0] == pytest.approx(value), name
+    assert len(known) == 75
+    assert {name: figures for name, figures in known.items() if abs(figures[0] - figures[1]) > 0.06} == {}
 
 
 def test_the_table_is_sane():
@@ -186,6 +226,78 @@ def test_any_text_is_a_device_or_a_usage_error(name):
     """No name crashes the look-up, and what it finds is a row of the table."""
     got = outcome(name)
     assert isinstance(got, str) or got[0] in {float(row["bandwidth_gb_s"]) for row in ROWS}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "bandwidth_gb_s", "sizes_gib"),
+    [
+        ("RTX 2060", "GeForce RTX 2060 (6 or 12 GiB)", 336, (6, 12)),
+        ("NVIDIA GeForce RTX 5060 Ti", "GeForce RTX 5060 Ti (8 or 16 GiB)", 448, (8, 16)),
+        ("RTX PRO 5000 Blackwell", "RTX PRO 5000 Blackwell (48 or 72 GiB)", 1344, (48, 72)),
+    ],
+)
+def test_a_card_that_is_sold_with_several_memories(name, shown, bandwidth_gb_s, sizes_gib):
+    """Where that may not matter it stands for all of them, says so, and has the memory of the smallest."""
+    card = find_in_any_size(name)
+    assert (card.name, card.bandwidth_gb_s, card.memory_bytes) == (shown, bandwidth_gb_s, sizes_gib[0] * GIB)
+    assert tuple(variant.memory_bytes for variant in card.variants) == tuple(size * GIB for size in sizes_gib)
+    for variant in card.variants:
+        assert card.with_memory(variant.memory_bytes) == variant == find(variant.label)
+    assert card.with_memory(7 * GIB).memory_bytes == 7 * GIB
+    assert card.with_memory(7 * GIB).variants == ()
+    assert find(card.label) == card.variants[0]
+
+
+def test_only_memory_may_be_left_open():
+    """By each name of the table, in full and without its sizes: one device, several of one bandwidth, or a refusal."""
+    merged = set()
+    for name in {text for row in ROWS for text in (row["name"], re.sub(r" \d+ ?GB", "", row["name"]))}:
+        try:
+            card = find_in_any_size(name)
+        except UsageError:
+            assert isinstance(outcome(name), str)
+            continue
+        if card.variants:
+            merged.add(card.name)
+            assert isinstance(outcome(name), str)
+            assert {variant.bandwidth_gb_s for variant in card.variants} == {card.bandwidth_gb_s}
+            assert card.memory_bytes == min(variant.memory_bytes for variant in card.variants)
+            assert len({variant.memory_bytes for variant in card.variants}) == len(card.variants) > 1
+            assert all(variant.label in outcome(name) for variant in card.variants)
+        else:
+            assert outcome(name) == (card.bandwidth_gb_s, card.memory_bytes)
+    assert len(merged) > 10
+
+
+@pytest.mark.parametrize(
+    ("hardware", "held_gb", "matters"),
+    [
+        ("RTX 2060", 1, False),  # both hold it
+        ("RTX 2060", 8, True),
+        ("RTX 2060", 20, False),  # neither does
+        ("RTX 2060 12GB", 8, False),
+        ("2 x RTX 2060", 8, False),
+        ("2 x RTX 2060", 20, True),
+        ("RTX 2060 + RTX 3090", 1, True),  # they share the layers by their memory
+        ("2 x RTX 2060", 40, False),
+    ],
+)
+def test_whether_the_size_of_memory_matters(hardware, held_gb, matters):
+    """It does where one size holds a model and another does not, and where layers would lie elsewhere."""
+    asked = Machine(machine.parse(hardware))
+    if matters:
+        with pytest.raises(UsageError, match=r"RTX 2060 \(336 GB/s, 6 GiB\); .*RTX 2060 12 GB \(336 GB/s, 12 GiB\)"):
+            asked.check_sizes(held_gb * 10**9)
+    else:
+        asked.check_sizes(held_gb * 10**9)
+
+
+def test_beside_main_memory_the_size_matters_where_not_all_fits():
+    """What the card does not hold is slower, so the rate depends on its memory."""
+    asked = Machine(machine.parse("RTX 2060"), machine.parse_ram("ddr5-5600x2"))
+    asked.check_sizes(10**9)
+    with pytest.raises(UsageError, match="could be any of"):
+        asked.check_sizes(20 * 10**9)
 
 
 def test_a_mac_does_not_give_its_gpu_all_of_its_memory():

@@ -18,11 +18,15 @@ DRM = Path("/sys/class/drm")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. ``memory_bytes`` is all that a model may fill when it is idle; ``shared`` if the machine's own."""
+    """One GPU. ``memory_bytes`` is all that a model may fill when it is idle; ``shared`` if the machine's own.
+
+    ``bandwidth_gb_s`` is its highest memory clock times its bus, in 10⁹ bytes per second; None where that is not told.
+    """
 
     name: str
     memory_bytes: int
     shared: bool = False
+    bandwidth_gb_s: float | None = None
 
 
 def gpus(drm: Path = DRM) -> list[Gpu]:
@@ -57,6 +61,8 @@ def _text(path: Path) -> str:
 # --- NVIDIA: https://docs.nvidia.com/deploy/nvml-api. Every call returns 0 for success ------------------------------
 
 _NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+_CLOCK_MEM = 2  # NVML_CLOCK_MEM
+_TRANSFERS = 2  # in a cycle of the clock that NVML tells, with any type of memory
 
 
 class _Memory(ctypes.Structure):
@@ -89,4 +95,19 @@ def _nvidia_card(nvml: ctypes.CDLL, index: int) -> Gpu | None:
         or nvml.nvmlDeviceGetName(device, name, ctypes.c_uint(_NAME_BYTES))
         or nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
     )
-    return None if failed else Gpu(name.value.decode("utf-8", "replace"), memory.total)
+    if failed:
+        return None
+    return Gpu(name.value.decode("utf-8", "replace"), memory.total, bandwidth_gb_s=_nvidia_gb_s(nvml, device))
+
+
+def _nvidia_gb_s(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> float | None:
+    """Memory clock × bus. None where the driver tells nothing, or what no memory reaches."""
+    clock_mhz, bus_bits = ctypes.c_uint(), ctypes.c_uint()
+    try:
+        failed = nvml.nvmlDeviceGetMaxClockInfo(
+            device, ctypes.c_uint(_CLOCK_MEM), ctypes.byref(clock_mhz)
+        ) or nvml.nvmlDeviceGetMemoryBusWidth(device, ctypes.byref(bus_bits))
+    except AttributeError:  # the bus is told since 2021
+        return None
+    gb_s = clock_mhz.value * _TRANSFERS * bus_bits.value / 8 / 1000
+    return None if failed or not 1 < gb_s < 100_000 else gb_s

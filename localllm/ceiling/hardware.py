@@ -2,7 +2,8 @@
 
 Knows each device's memory bandwidth and size with their source (data/hardware.csv), and which parts of a
 name may be left out. Knows no model, and nothing of the machine it runs on. Never guesses: a name that could
-mean devices of different speed or memory is refused with the list of them.
+mean devices of different speed is refused with the list of them, as is one that could mean different memories where
+these matter.
 """
 
 import csv
@@ -31,6 +32,8 @@ class Hardware:
 
     ``origin`` says where the bandwidth comes from, ``source`` who says so. ``family`` is the architecture that it
     shares with others, ``fp16_tflops`` its dense FP16 rate in 10¹² operations per second, as its vendor counts it.
+    ``variants`` are the devices, by size of memory, that its name can mean; the figures are those of the smallest.
+    Empty where the name means one device.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Hardware:
     vendor: str = ""
     family: str = ""
     fp16_tflops: float | None = None
+    variants: tuple["Hardware", ...] = ()
 
     @property
     def usable_bytes(self) -> int | None:
@@ -53,25 +57,69 @@ class Hardware:
     @property
     def label(self) -> str:
         """The name with what tells it from its namesakes; ``find`` understands it."""
+        if self.variants:
+            return self.variants[0].label
         memory = "" if self.memory_bytes is None else f", {self.memory_bytes / GIB:g} GiB"
         return f"{self.name} ({self.bandwidth_gb_s:g} GB/s{memory})"
 
+    def with_memory(self, memory_bytes: int) -> "Hardware":
+        """The same device with so much memory: the variant that has it, where there is one."""
+        fitting = (device for device in self.variants if device.memory_bytes == memory_bytes)
+        device = next(fitting, self.variants[0] if self.variants else self)
+        return replace(device, memory_bytes=memory_bytes)
+
 
 def find(name: str) -> Hardware:
-    """The device that ``name`` means.
+    """The one device that ``name`` means.
 
     Raises UsageError where no row, or rows that differ in bandwidth or memory, could be meant.
     """
+    return _only(name, candidates(name))
+
+
+def find_in_any_size(name: str) -> Hardware:
+    """As ``find``, but a name that is sold with several sizes of memory gives a device with ``variants``.
+
+    Raises UsageError where no row, or rows that differ in more than their memory, could be meant.
+    """
+    found = candidates(name)
+    return _of_any_size(found) or _only(name, found)
+
+
+def ambiguous(name: str, devices: Iterable[Hardware]) -> UsageError:
+    """What to tell a user whose ``name`` could mean several devices."""
+    hint = "give one of these in full, brackets included"
+    return UsageError(f"{name!r} could be any of: {_labels(devices)}", hint)
+
+
+def candidates(name: str) -> list[Hardware]:
+    """All devices of the table that ``name`` could mean. Raises UsageError where there is none."""
     query = _Query.parse(name)
-    candidates = [
+    found = [
         query.applied_to(row.hardware) for row in _table() if row.is_named(query.words) and query.allows(row.hardware)
     ]
-    if not candidates:
+    if not found:
         raise UsageError(f"no hardware in the table is called {name!r}", _nearest_hint(query.words))
-    if len({(device.bandwidth_gb_s, device.memory_bytes) for device in candidates}) > 1:
-        hint = "give one of these in full, brackets included"
-        raise UsageError(f"{name!r} could be any of: {_labels(candidates)}", hint)
-    return candidates[0]
+    return found
+
+
+def _only(name: str, devices: list[Hardware]) -> Hardware:
+    """The first, unless another one has other figures. Raises UsageError."""
+    if len({(device.bandwidth_gb_s, device.memory_bytes) for device in devices}) > 1:
+        raise ambiguous(name, devices)
+    return devices[0]
+
+
+def _of_any_size(devices: list[Hardware]) -> Hardware | None:
+    """One device that stands for all; None where more than the memory tells them apart, or nothing does."""
+    sizes = {device.memory_bytes: device for device in reversed(devices)}
+    kinds = {(device.bandwidth_gb_s, device.kind, device.vendor, device.family) for device in devices}
+    if len(kinds) > 1 or len(sizes) == 1 or None in sizes:
+        return None
+    variants = tuple(sorted(sizes.values(), key=lambda device: device.memory_bytes or 0))
+    bare = min((" ".join(_SIZE.sub(" ", device.name).split()) for device in variants), key=len)
+    *others, largest = (f"{(device.memory_bytes or 0) / GIB:g}" for device in variants)
+    return replace(variants[0], name=f"{bare} ({', '.join(others)} or {largest} GiB)", variants=variants)
 
 
 def accelerators() -> list[Hardware]:
@@ -110,6 +158,7 @@ _SPELLINGS: tuple[tuple[str, str], ...] = (
 )
 _BANDWIDTH = re.compile(r"\b(\d{1,6}(?:\.\d+)?) ?gb/s")
 _MEMORY = re.compile(r"\b(\d{1,6}(?:\.\d+)?) ?(?:g|gb|gib)\b(?!/s)")
+_SIZE = re.compile(rf"(?i:{_MEMORY.pattern})")  # as the names of the table write it
 _OPTIONAL_PART = re.compile(r"\([^)]*\)|\b\w+-channel\b")
 
 

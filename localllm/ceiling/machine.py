@@ -5,7 +5,7 @@ Knows how people write that. Decides which bytes lie where. Knows no model: it i
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localllm.ceiling import hardware
 from localllm.ceiling.hardware import Hardware
@@ -88,6 +88,21 @@ class Machine:
         shares = [Share(card, on_cards * size / sum(sizes)) for card, size in zip(self.cards, sizes, strict=True)]
         return shares + ([Share(self.ram, 1 - on_cards)] if self.ram and on_cards < 1 else [])
 
+    def check_sizes(self, held_bytes: int) -> None:
+        """Refuse a card that is sold with several sizes of memory where a model of ``held_bytes`` tells them apart.
+
+        It does where one size holds it and another does not, and where it would lie in other parts on other cards or
+        in ``ram``. Raises UsageError.
+        """
+        unsettled = [card for card in self.cards if card.variants]
+        largest = replace(self, cards=tuple(card.variants[-1] if card.variants else card for card in self.cards))
+        differs = largest.fits(held_bytes) != self.fits(held_bytes)
+        if unsettled and (differs or largest._parts(held_bytes) != self._parts(held_bytes)):
+            raise hardware.ambiguous(unsettled[0].name, unsettled[0].variants)
+
+    def _parts(self, held_bytes: int) -> list[float]:
+        return [round(share.part, 6) for share in self.shares(held_bytes)]
+
 
 def _sum(sizes: Iterable[int | None]) -> int | None:
     known = [*sizes]
@@ -95,7 +110,11 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
 
 
 def parse(text: str) -> tuple[Hardware, ...]:
-    """Cards as people write them: ``RTX 3090``, ``2 x RTX 3090``, ``RTX 4090 + RTX 3060``. Raises UsageError."""
+    """Cards as people write them: ``RTX 3090``, ``2 x RTX 3090``, ``RTX 4090 + RTX 3060``.
+
+    Where a card is sold with several sizes of memory it has ``variants``, which ``Machine.check_sizes`` judges.
+    Raises UsageError.
+    """
     cards: list[Hardware] = []
     for part in text.split(" + "):
         match = _COUNT.fullmatch(part.strip())
@@ -105,14 +124,14 @@ def parse(text: str) -> tuple[Hardware, ...]:
         count, name = (1, part.strip()) if named else (int(match[1] or match[3] or 1), match[2])
         if not 1 <= count <= MOST_CARDS:
             raise UsageError(f"{count} cards are out of range", f"give 1 to {MOST_CARDS}")
-        cards += [named or hardware.find(name)] * count
+        cards += [named or hardware.find_in_any_size(name)] * count
     return tuple(cards)
 
 
 def _named_with_number(text: str) -> Hardware | None:
     """The device, where the whole text is its name: some have an x in them."""
     try:
-        return hardware.find(text)
+        return hardware.find_in_any_size(text)
     except UsageError:
         return None
 

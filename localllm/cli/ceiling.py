@@ -139,16 +139,23 @@ def ceiling(
         from localllm import subjects
 
         question = replace(question, draft=subjects.named(draft, question.ctx, kv))
+    told: list[str] = []
     if here:
-        results = [_answer_here(subject, _this_machine(), question)]
+        from localllm.here import answered
+        from localllm.here import machine as this_machine
+
+        machine, told = this_machine()
+        results = [answered(subject, machine, question)]
     else:
         machines = _machines(gpu or [], bandwidth, memory, ram, all_gpus)
         results = [answer(subject, machine, question) for machine in machines]
+    for result in results:
+        result.machine.check_sizes(result.held_bytes)
     if only_fitting:
         results = [result for result in results if result.fits]
     if all_gpus:
         results.sort(key=lambda result: -result.deepest.ceiling_tok_s)
-    notes = (*subject.notes, *_machine_notes(results, subject))
+    notes = (*subject.notes, *told, *_machine_notes(results, subject))
     chart = plots.chart(subject, [result.machine for result in results], question) if places else None
     if chart:
         plots.save(chart, [place for place in places if place])
@@ -211,7 +218,7 @@ def _machines(
     elif memory is not None:
         if len(cards) != 1:
             raise UsageError("--memory needs one --gpu or a --bandwidth", "say whose memory it is")
-        cards = [tuple(replace(card, memory_bytes=memory) for card in cards[0])]
+        cards = [tuple(card.with_memory(memory) for card in cards[0])]
     if not cards:
         raise UsageError("--ram needs a --gpu: it takes what no card holds", "name the card")
     main_memory = machine.parse_ram(ram) if ram is not None else None
@@ -219,24 +226,6 @@ def _machines(
 
 
 # --- this machine ------------------------------------------------------------------------------------------------
-
-
-def _this_machine() -> "Machine":
-    """Its bandwidth measured now."""
-    from localllm.ceiling.machine import Machine
-    from localllm.ceiling.measure import this_machine
-
-    return Machine((this_machine(),))
-
-
-def _answer_here(subject: "Subject", machine: "Machine", question: "Question") -> "Result":
-    """With what was measured here, of this model and of others."""
-    from localllm.ceiling.answer import answer
-    from localllm.measured import last, learned
-
-    result = answer(subject, replace(machine, learned=learned(subject.files)), question)
-    found = last(subject.files) if subject.files else None
-    return replace(result, measured_tok_s=found.tok_s, measured_when=found.when) if found else result
 
 
 def _measure(reference: str | None, kv: KvType) -> None:
@@ -263,31 +252,15 @@ def _tell(line: str) -> None:
 
 def _overview(question: "Question", measure: bool, kv: KvType, as_json: bool) -> str:
     """What this machine can do with each model on its disk."""
-    from localllm import subjects
+    from localllm import here
     from localllm.errors import LocalLLMError
-    from localllm.models.catalog import full_catalog
-    from localllm.models.store import all_local
     from localllm.terminal import ceiling_view
 
-    machine, rows, failures = _this_machine(), [], []
-    by_threads = _bandwidths() if measure else {}
-    for local in all_local(full_catalog()):
-        try:
-            subject = subjects.of_local(local, question.ctx, kv)
-        except LocalLLMError as error:  # one bad file does not hide the others
-            failures.append(error.message)
-            continue
-        rows.append((subject, _answer_here(subject, machine, question)))
-    return ceiling_view.overview(machine, rows, question, by_threads, failures, as_json)
-
-
-def _bandwidths() -> dict[int, float]:
-    """The read bandwidth of this machine by number of threads, in 10⁹ bytes per second."""
-    from localllm.ceiling.measure import available_memory_bytes, read_bandwidth_gb_s
-    from localllm.engine.threads import default_threads
-
-    counts = sorted({1, 2, default_threads() // 2 or 1, default_threads(), 2 * default_threads()})
-    return {count: read_bandwidth_gb_s(count, available_memory_bytes() // 4) for count in counts}
+    machine, notes = here.machine()
+    found = [*here.models(machine, question, kv)]
+    notes += [row.message for row in found if isinstance(row, LocalLLMError)]
+    rows = [row for row in found if not isinstance(row, LocalLLMError)]
+    return ceiling_view.overview(machine, rows, question, here.bandwidths() if measure else {}, notes, as_json)
 
 
 def _explained(
@@ -338,7 +311,6 @@ def _machine_notes(results: "Sequence[Result]", subject: "Subject") -> Iterator[
                 f"much of {gb(subject.workload.streamed_bytes)} stays in this processor's cache ({gb(cache_bytes)}), "
                 "so decoding may be faster than memory allows"
             )
-        yield "this is the processor; for a GPU, name it with --gpu"
     if any(card.kind == "apple" for card in cards):
         yield (
             "Macs: about 75 % of the memory is usable by the GPU; the table has the largest memory sold, "

@@ -113,6 +113,24 @@ class Container:
     end_bytes: int
 
 
+class _CutShort(ModelFileError):
+    """The stream ends before its header does."""
+
+
+def holds_header(source: BinaryIO) -> bool:
+    """False where ``source``, the beginning of a GGUF, ends inside the header.
+
+    True where it holds all of it, and where what it holds is no header at all: more would not help.
+    """
+    try:
+        read_container(source)
+    except _CutShort:
+        return False
+    except ModelFileError:
+        return True
+    return True
+
+
 def read_container(source: BinaryIO) -> Container:
     """Read the header of the GGUF that starts at the position of ``source``, and nothing beyond it.
 
@@ -194,7 +212,7 @@ class _Stream:
         self._window = self._window[self._at :] + fresh
         self._at = 0
         if len(fresh) < missing:
-            raise ModelFileError(
+            raise _CutShort(
                 f"is cut short: it ends inside its header, after {self._before + len(self._window):,} bytes"
             )
 

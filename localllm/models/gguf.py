@@ -8,7 +8,7 @@ Knows nothing of catalogs, downloads or running a model.
 import math
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -209,11 +209,8 @@ def read_header(path: Path) -> ModelShape:
     """
     paths = parts(path)
     files = [_read_part(part, number, len(paths)) for number, part in enumerate(paths)]
-    tensors = tuple(tensor for container, _ in files for tensor in container.tensors)
     try:
-        if len({tensor.name for tensor in tensors}) != len(tensors):
-            raise ModelFileError("holds a tensor that another part holds as well")
-        return _shape_of(replace(files[0][0], tensors=tensors), sum(file_bytes for _, file_bytes in files))
+        return _shape_of_parts(files)
     except ModelFileError as error:
         raise _about(path, error) from None
 
@@ -253,6 +250,22 @@ def parse_header(source: BinaryIO, file_bytes: int) -> ModelShape:
     ``source`` may hold only the header. Raises ModelFileError; its message completes the sentence "FILE …".
     """
     return _shape_of(_read_whole(source, file_bytes), file_bytes)
+
+
+def parse_parts(sources: Iterable[tuple[BinaryIO, int]], count: int) -> ModelShape:
+    """As ``parse_header``, for a model that is split over ``count`` files: each of them in order, with its size."""
+    files: list[tuple[Container, int]] = []
+    for number, (source, file_bytes) in enumerate(sources):
+        files.append((_read_whole(source, file_bytes), file_bytes))
+        _check_part(files[-1][0], number, count)
+    return _shape_of_parts(files)
+
+
+def _shape_of_parts(files: Sequence[tuple[Container, int]]) -> ModelShape:
+    tensors = tuple(tensor for container, _ in files for tensor in container.tensors)
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise ModelFileError("holds a tensor that another part holds as well")
+    return _shape_of(replace(files[0][0], tensors=tensors), sum(file_bytes for _, file_bytes in files))
 
 
 def _read_whole(source: BinaryIO, file_bytes: int) -> Container:

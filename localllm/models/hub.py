@@ -2,7 +2,8 @@
 
 Knows the layout of that cache, which of its files we have put there ourselves, and why a download may fail. Alone in
 importing huggingface_hub, and that in a child process only: the library takes half a second to load, and cannot be
-stopped in the middle of a connection. Knows nothing of catalogs nor of what a model file holds.
+stopped in the middle of a connection. Knows nothing of catalogs, nor of what a model file holds: where its header
+ends it asks container.py.
 """
 
 import errno
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import BinaryIO, Literal, NoReturn
 
 from localllm import config
 from localllm.cancel import Cancel
@@ -31,6 +32,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CHUNK_BYTES = 2**20
 _MAX_FILES = 10_000  # of the cache, looked at for a list
 _TRIES = 3  # in a row without a single byte
+_HEADER_STEPS_BYTES = (2**20, 4 * 2**20, 16 * 2**20, 64 * 2**20)  # most headers take 1 to 16 MiB
 _HTTP_LIMIT_BYTES = 50 * 10**9  # the hub serves larger files through its Xet protocol only
 
 
@@ -197,6 +199,17 @@ def fetch(
     return path
 
 
+def fetch_header(repository: str, file_name: str, target: Path, most_bytes: int, cancel: Cancel) -> int:
+    """Put the beginning of a file, as much as its GGUF header needs, into ``target``; return the size of the whole.
+
+    That is up to 64 MiB, or ``most_bytes`` where these are fewer; it may be too little. Nothing comes into the cache.
+    Raises DownloadError, Cancelled.
+    """
+    arguments = ["header", repository, file_name, str(target), str(most_bytes)]
+    size: int = json.loads(_child(arguments, lambda *_: None, cancel))
+    return size
+
+
 def _child(arguments: list[str], on_bytes: OnBytes, cancel: Cancel, extra: dict[str, str] | None = None) -> str:
     """Run ``hub_child`` and return the last line that it writes: its result, or the reason of its failure."""
     from localllm import child
@@ -247,12 +260,13 @@ _HINTS = {
 
 
 def hub_child() -> None:
-    """Ask the hub for one thing: the child process of ``list_files`` and ``fetch``."""
+    """Ask the hub for one thing: the child process of ``list_files``, ``fetch`` and ``fetch_header``."""
     task, repository, *rest = sys.argv[1:]
     try:
-        result = _names(repository) if task == "list" else _download(repository, *rest)
+        tasks: dict[str, Callable[..., str]] = {"list": _names, "fetch": _download, "header": _header}
+        result = tasks[task](repository, *rest)
     except Exception as error:  # of many libraries; all that a user needs to know of it is one line
-        _leave(_reason(error, repository, *rest), code=1)
+        _leave(_reason(error, repository, *rest[:1]), code=1)
     _leave(result, code=0)
 
 
@@ -299,6 +313,45 @@ def _download(repository: str, file_name: str) -> str:
             if not tries or "TransportError" not in _kinds(error):
                 raise
             time.sleep(1)  # and go on with what has come
+
+
+def _header(repository: str, file_name: str, target: str, most_bytes: str) -> str:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    from localllm.models.container import holds_header
+
+    url = hf_hub_url(repository, file_name)
+    size = get_hf_file_metadata(url).size
+    if not size:
+        raise ValueError("it does not tell how large the file is")
+    with Path(target).open("w+b") as file:
+        for step in _HEADER_STEPS_BYTES:
+            end = min(step, size, int(most_bytes))
+            _append(file, url, end)
+            file.seek(0)
+            if end < step or holds_header(file):
+                break
+    return json.dumps(size)
+
+
+def _append(file: BinaryIO, url: str, end: int) -> None:
+    """Read on from where the file ends to the byte ``end``, and not a byte beyond, whatever is sent."""
+    from huggingface_hub import constants, get_session, hf_raise_for_status
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented as being there
+
+    start = file.seek(0, os.SEEK_END)
+    headers = build_hf_headers() | {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with get_session().stream("GET", url, headers=headers, timeout=timeout_s) as response:
+        hf_raise_for_status(response)
+        if response.status_code != 206:  # it sends the whole file, from its beginning
+            start = file.seek(0)
+            file.truncate()
+        for chunk in response.iter_raw(_CHUNK_BYTES):
+            file.write(chunk[: end - start])
+            start += len(chunk)
+            if start >= end:
+                break
 
 
 def _reason(error: Exception, repository: str, file_name: str = "") -> str:

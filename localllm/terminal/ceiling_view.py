@@ -220,16 +220,14 @@ def overview(
     rows: Sequence[tuple[Subject, Result]],
     question: Question,
     by_threads: Mapping[int, float],
-    failures: Sequence[str],
+    notes: Sequence[str],
     as_json: bool,
 ) -> str:
     """A machine, and each model on its disk: ceiling, expected, measured."""
     if as_json:
         models = [{"model": subject.name} | _result(question, result) for subject, result in rows]
         threads = {str(count): value for count, value in by_threads.items()}
-        return dumps(
-            _hardware(machine) | {"bandwidth_by_threads_gb_s": threads, "models": models, "notes": [*failures]}
-        )
+        return dumps(_hardware(machine) | {"bandwidth_by_threads_gb_s": threads, "models": models, "notes": [*notes]})
     first = machine.first
     lines = [f"{first.name}: {figure(first.bandwidth_gb_s)} GB/s read bandwidth, measured now; {_memory(machine)}"]
     lines += [
@@ -248,7 +246,7 @@ def overview(
         for subject, result in rows
     ]
     hint = "localllm ceiling NAME --measure measures a model, and teaches what to expect of the others"
-    return "\n".join([*lines, "", *aligned(table), "", *(one_line(failure) for failure in failures), hint])
+    return "\n".join([*lines, "", *aligned(table), "", *(one_line(note) for note in notes), hint])
 
 
 def _memory(machine: Machine) -> str:
