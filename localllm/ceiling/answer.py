@@ -205,15 +205,14 @@ def _ceiling(subject: Subject, machine: Machine, held_bytes: int, depth: int) ->
 
 def _parts(subject: Subject, machine: Machine, held_bytes: int, depth: int) -> Parts | None:
     """The seconds of a step, by what they are spent on, over all places."""
-    total = Parts(0.0, 0.0, 0.0)
-    for share in machine.shares(held_bytes):
+    total, shares = Parts(0.0, 0.0, 0.0), machine.shares(held_bytes)
+    for share in shares:
         step = subject.step(depth, share.part)
         parts = _parts_of(machine, share.device, step) if step else None
         if parts is None:
             return None
         total = Parts(total.weights_s + parts.weights_s, total.kv_s + parts.kv_s, total.fixed_s + parts.fixed_s)
-    hops = expected.HOP_S * (len(machine.cards) - 1 + bool(machine.ram))
-    return replace(total, fixed_s=total.fixed_s + hops)
+    return replace(total, fixed_s=total.fixed_s + expected.HOP_S * (len(shares) - 1))
 
 
 def _parts_of(machine: Machine, device: Hardware, step: Step) -> Parts | None:

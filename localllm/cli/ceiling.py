@@ -30,7 +30,7 @@ def ceiling(
         str | None,
         typer.Argument(
             metavar="[NAME|PATH]",
-            help="A name from `localllm list`, or a GGUF file; the default model if left out.",
+            help="A name from `localllm list`, user/repo[:QUANT], or a GGUF file; of the hub only the header is read.",
             show_default=False,
         ),
     ] = None,

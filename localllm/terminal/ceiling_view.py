@@ -194,7 +194,7 @@ def _more(subject: Subject, question: Question, result: Result) -> Iterator[str]
     for batch in result.batches:
         limit = "computing" if batch.compute_bound else "memory"
         together = f"{rate(batch.aggregate_tok_s)} together ({limit})"
-        yield f"{batch.users:4} users: {rate(batch.per_user_tok_s)} each, {together}"
+        yield f"{batch.users:5,} user{'s' if batch.users > 1 else ' '}: {rate(batch.per_user_tok_s)} each, {together}"
     if result.batches:
         yield (
             f"the curve bends at {result.bend:,} users: from there on, computing is the limit"
