@@ -30,7 +30,7 @@ from localllm.engine.slicing import border, pure_slices
 from localllm.engine.threads import default_threads
 
 PROGRAM = str(Path(sys.executable).parent / "localllm")
-N_CTX, PROMPT_TOKENS, ANSWER_TOKENS = 4096, 2000, 16
+N_CTX, PROMPT_TOKENS, ANSWER_TOKENS = 4096, 2000, 64
 QUESTIONS = ("What is this about?", "Name one place in it.")
 WORDS = (
     *("river", "hill", "bridge", "town", "mill", "road", "garden", "church"),
@@ -49,11 +49,12 @@ for _ in llama.create_completion(sys.stdin.read(), max_tokens=tokens, temperatur
 
 @dataclass(frozen=True)
 class Call:
-    """One process: how long it took, and the time to its first token as it says itself (0 for a peer)."""
+    """One process: how long it took, and what it says itself (0 for a peer): time to the first token, tokens."""
 
     wall_s: float
     ttft_s: float = 0.0
     cached: int = 0
+    output: int = 0
 
 
 def document(vocab_tokens: Callable[[str], Sequence[int]], tokens: int) -> str:
@@ -73,7 +74,7 @@ def ask(path: Path, threads: int, text: str, question: str, *flags: str) -> Call
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     wall_s = time.perf_counter() - begin_s
     stats = json.loads(done.stdout)["stats"]
-    return Call(wall_s, stats["ttft_s"], stats["cached_tokens"])
+    return Call(wall_s, stats["ttft_s"], stats["cached_tokens"], stats["output_tokens"])
 
 
 def program(command: Sequence[str], text: str) -> Call:
@@ -89,7 +90,6 @@ def calls(path: Path, threads: int, text: str, runs: int) -> dict[str, list[Call
     files = tempfile.mkdtemp()
     binding = [sys.executable, "-c", BINDING.format(n_ctx=N_CTX), str(path), str(threads), str(ANSWER_TOKENS)]
     ways: dict[str, Callable[[], Call]] = {
-        "without": lambda: ask(path, threads, text, QUESTIONS[0], "--no-cache"),
         "warm": lambda: ask(path, threads, text, QUESTIONS[0]),
         "other": lambda: ask(path, threads, text, QUESTIONS[1]),
         "binding": lambda: program(binding, f"{text}\n\n{QUESTIONS[0]}"),
@@ -97,14 +97,20 @@ def calls(path: Path, threads: int, text: str, runs: int) -> dict[str, list[Call
     if shutil.which(PEER):
         stored = Path(files) / "prompt.bin"
         asked = f"{text}\n\n{QUESTIONS[0]}"
-        numbers = ("-n", str(ANSWER_TOKENS), "-t", str(threads), "-c", str(N_CTX), "--temp", "0")
+        written = ask(path, threads, text, QUESTIONS[0]).output  # the peer has to write as many
+        numbers = ("-n", str(written), "--ignore-eos", "-t", str(threads), "-c", str(N_CTX), "--temp", "0")
         command = [PEER, "-m", str(path), "-p", asked, *numbers, "-no-cnv", "--prompt-cache", str(stored)]
         program(command, "")
         ways["peer"] = lambda: program(command, "")
-    found: dict[str, list[Call]] = {name: [] for name in (*ways, "cold")}
+    slow: dict[str, Callable[[], Call]] = {  # next to each other: reading takes long, and the machine drifts
+        "without": lambda: ask(path, threads, text, QUESTIONS[0], "--no-cache"),
+        "cold": lambda: ask(path, threads, text, QUESTIONS[0]),
+    }
+    found: dict[str, list[Call]] = {name: [] for name in (*slow, *ways)}
     for turn in range(runs + 1):
         shutil.rmtree(cache, ignore_errors=True)
-        found["cold"].append(ask(path, threads, text, QUESTIONS[0]))
+        for name in list(slow)[:: 1 if turn % 2 else -1]:
+            found[name].append(slow[name]())
         ask(path, threads, text, QUESTIONS[0])  # the file is in the page cache now
         for name in list(ways)[:: 1 if turn % 2 else -1]:
             found[name].append(ways[name]())
