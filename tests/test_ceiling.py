@@ -173,6 +173,17 @@ def test_json_is_the_documented_object():
     assert "TechPowerUp" in result["source"]
 
 
+def test_every_key_is_documented():
+    """docs/ceiling.md names each key of the object, of a result and of what is in it, and no other."""
+    report = answer("qwen3-8b", "--gpu", "4090", "--ctx", "4096", "--users", "2", "--draft", "qwen3-0.6b")
+    result = report["results"][0]
+    inner = {*result["depths"][0], *result["batches"][0], *result["speculation"], *result["expected_tok_s"]}
+    inner |= {*result["conversations"]}
+    text = (Path(__file__).parent.parent / "docs" / "ceiling.md").read_text().split("## `--json`")[1]
+    documented = set(re.findall(r"`([a-z_]+)`", text.split("`localllm ceiling --json`")[0]))
+    assert documented - {"table", "given", "measured"} == {*report, *result} | inner
+
+
 def test_several_devices_stand_side_by_side_in_the_order_given():
     """One row each; a model that does not fit is an answer, not an error."""
     names = ("4090", "RTX 3060 12GB", "M3 Max 40-core 36GB")
