@@ -26,6 +26,7 @@ from localllm.models.store import LocalModel, find, missing
 from localllm.values import KvType
 
 USUAL_QUANTISATION = "Q4_K_M"
+LEAST_BYTES = 10**5  # of a model that can be meant
 _PARAMS = re.compile(r"(\d{1,5}(?:\.\d{1,4})?) ?([bm])(?:[- ]a(\d{1,4}(?:\.\d{1,4})?)b?)?", re.IGNORECASE)
 _UNIT = {"b": 1e9, "m": 1e6}
 
@@ -57,6 +58,8 @@ def of_bench(result: Benched, kv: KvType) -> Subject:
     with suppress(OSError, ValueError):  # a name from elsewhere may be no path here
         if path.suffix == ".gguf" and path.is_file():
             return _of_file(path.name, read_header(path), 0, kv)
+    if result.model_bytes < LEAST_BYTES:
+        raise UsageError("the file does not say how large the model is (model_size)", "name the model")
     note = "the whole file is counted as read for each token; name the model for exact bytes and its KV cache"
     name = path.name or None
     workload = Workload(result.model_bytes, result.model_bytes)
@@ -125,6 +128,7 @@ def _of_file(name: str, shape: ModelShape, ctx: int, kv: KvType) -> Subject:
         kv=kv,
         n_layers=shape.n_layers,
         n_embd=shape.n_embd,
+        n_vocab=shape.n_vocab,
         n_ctx_train=shape.n_ctx_train,
         quantisation=shape.quantisation,
         precision=precision(shape.quantisation),
@@ -161,7 +165,7 @@ def _params(streamed_bytes: int, quant: str) -> float | None:
 
 
 def _notes_of_file(shape: ModelShape, ctx: int) -> Iterator[str]:
-    yield from _beyond_training(shape.n_ctx_train, ctx)
+    yield from beyond_training(shape.n_ctx_train, ctx)
     if 0 < shape.sliding_window < ctx and not shape.window_layers_known:
         yield (
             f"only the sliding window ({shape.sliding_window:,} tokens) of the KV cache is counted as read: "
@@ -171,7 +175,8 @@ def _notes_of_file(shape: ModelShape, ctx: int) -> Iterator[str]:
         yield f"models of type {shape.architecture} keep more of past tokens than is counted here"
 
 
-def _beyond_training(trained: int, ctx: int) -> Iterator[str]:
+def beyond_training(trained: int, ctx: int) -> Iterator[str]:
+    """What must be said of a context that is longer than the model was trained for."""
     if ctx > trained > 0:
         yield f"the model was trained for {trained:,} tokens, not {ctx:,}"
 
@@ -208,6 +213,7 @@ def _of_catalog(spec: ModelSpec, shape: KnownShape, ctx: int, kv: KvType) -> Sub
         kv=kv,
         n_layers=shape.n_layers,
         n_embd=shape.n_embd,
+        n_vocab=shape.n_vocab,
         n_ctx_train=shape.n_ctx_train,
         quantisation=quant,
         precision=precision(quant),
@@ -216,7 +222,7 @@ def _of_catalog(spec: ModelSpec, shape: KnownShape, ctx: int, kv: KvType) -> Sub
         recurrent="state" if shape.recurrent else "",
         latent=shape.latent,
         kv_bytes_per_token=None if shape.kv_values is None else cached_bytes(values + windowed, kv),
-        notes=(note, *_beyond_training(shape.n_ctx_train, ctx)),
+        notes=(note, *beyond_training(shape.n_ctx_train, ctx)),
     )
 
 

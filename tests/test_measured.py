@@ -82,6 +82,8 @@ def test_a_llama_bench_file_is_explained(tmp_path):
         (json.dumps([BENCH | {"gpu_info": "", "n_gpu_layers": 0}]), "--gpu"),
         (json.dumps([BENCH | {"gpu_info": "Nobody's card"}]), "Nobody"),
         (json.dumps([BENCH | {"avg_ts": "fast"}]), "no decode result"),
+        (json.dumps([BENCH | {"model_size": 0}]), "model_size"),
+        (json.dumps([BENCH | {"model_size": float("nan")}]), "model_size"),
     ],
 )
 def test_a_file_that_cannot_be_explained_is_refused_in_one_line(tmp_path, content, said):

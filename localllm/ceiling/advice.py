@@ -38,7 +38,11 @@ def _rate(result: Result) -> float:
 
 def _gain(before: Result, after: Result) -> str:
     kind = "expected" if before.deepest.expected and after.deepest.expected else "ceiling"
-    return f"{_rate(after) / _rate(before):.2f} × ({kind} {_rate(before):.3g} → {_rate(after):.3g} tok/s)"
+    return f"{_rate(after) / _rate(before):.2f} × ({kind} {_number(_rate(before))} → {_number(_rate(after))} tok/s)"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def in_quantisation(subject: Subject, quant: str) -> Subject | None:
@@ -69,6 +73,9 @@ def _smaller(subject: Subject) -> Iterator[tuple[str, Subject]]:
 
 def _to_fit(subject: Subject, result: Result, question: Question) -> Iterator[str]:
     if result.fits is not False:
+        return
+    if question.draft and answer(subject, result.machine, replace(question, draft=None)).fits:
+        yield "it fits without the draft"
         return
     for quant, other in _smaller(subject):
         if answer(other, result.machine, question).fits:
@@ -111,7 +118,7 @@ def _cache_type(subject: Subject, result: Result, question: Question) -> Iterato
     saved = workload.kv_held(question.ctx) - halved.kv_held(question.ctx)
     if saved > 0.02 * result.held_bytes:
         gain = f", {_gain(result, after)}" if _rate(after) > _WORTH * _rate(result) else ""
-        yield f"--kv q8_0: {saved / 1e9:.3g} GB less for {question.ctx:,} tokens{gain}; quality not measured"
+        yield f"--kv q8_0: {_number(saved / 1e9)} GB less for {question.ctx:,} tokens{gain}; quality not measured"
 
 
 def _shorter(result: Result) -> Iterator[str]:
@@ -120,7 +127,7 @@ def _shorter(result: Result) -> Iterator[str]:
     middle, deepest = result.depths[1], result.deepest
     here, there = (at.expected.mid if at.expected else at.ceiling_tok_s for at in (deepest, middle))
     if there > 1.1 * here:
-        yield f"half the context: {there / here:.2f} × ({here:.3g} → {there:.3g} tok/s)"
+        yield f"half the context: {there / here:.2f} × ({_number(here)} → {_number(there)} tok/s)"
 
 
 def _draft(result: Result) -> Iterator[str]:
@@ -129,7 +136,8 @@ def _draft(result: Result) -> Iterator[str]:
         return
     if found.drafted:
         yield (
-            f"{found.draft} as draft, {found.drafted} guesses a step, {found.acceptance:.0%} of them right: "
+            f"{found.draft} as draft, {found.drafted} guess{'es' if found.drafted > 1 else ''} a step, "
+            f"{found.acceptance:.0%} of them right: "
             f"{found.tokens_per_step:.2f} tokens a step, {found.speedup:.2f} × (computed; a guess costs "
             f"{found.draft_cost:.2f} of a step)"
         )
@@ -152,7 +160,7 @@ def _stack(result: Result, question: Question) -> Iterator[str]:
     alone, together = result.batches[0], next(b for b in result.batches if b.users == question.users)
     bend = f"; up to {result.bend:,} users memory is the limit, beyond that computing" if result.bend else ""
     yield (
-        f"{question.users} users in one batch: {together.aggregate_tok_s:.0f} tok/s together, "
+        f"{question.users:,} users in one batch: {together.aggregate_tok_s:,.0f} tok/s together, "
         f"{together.aggregate_tok_s / alone.aggregate_tok_s:.1f} × one user's {alone.aggregate_tok_s:.0f}, "
         f"{together.per_user_tok_s:.0f} each{bend}"
     )

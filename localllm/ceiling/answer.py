@@ -12,7 +12,7 @@ from pathlib import Path
 from localllm.ceiling import expected, roofline
 from localllm.ceiling.expected import Band, Parts, Precision, Recurrent, Step
 from localllm.ceiling.hardware import Hardware
-from localllm.ceiling.machine import Machine
+from localllm.ceiling.machine import Machine, Share
 from localllm.ceiling.roofline import GB, Batch, Workload
 from localllm.sizes import GIB
 from localllm.values import KvType
@@ -33,6 +33,7 @@ class Subject:
     kv: KvType = "f16"
     n_layers: int | None = None
     n_embd: int | None = None
+    n_vocab: int | None = None
     n_ctx_train: int | None = None
     quantisation: str = ""
     precision: Precision = "k"
@@ -102,7 +103,7 @@ class Result:
     machine: Machine
     depths: tuple[AtDepth, ...]
     fits: bool | None
-    held_bytes: int  # weights, caches of all users, scratch memory
+    held_bytes: int  # weights, caches of all users, scratch memory, the same of a draft, and the runtime
     on_cards: float  # the part of the model that lies on the cards
     theoretical_conversations: int | None
     usable_conversations: int | None
@@ -136,13 +137,14 @@ def answer(subject: Subject, machine: Machine, question: Question) -> Result:
     prefill = _prefill_s(subject, machine, question.prompt or 0) if question.prompt else None
     first_s = _step_s(subject, machine, held_bytes, question.prompt or 0)
     ttft_s = prefill + first_s if prefill is not None and first_s is not None else None
-    usable, reserve = machine.usable_bytes, FREE_BYTES + machine.runtime_bytes + subject.compute_bytes(ctx or 512)
-    batches, bend = _batches(subject, machine, question) if question.users > 1 else ((), None)
+    usable = None if _in_main_memory(machine, shares) else machine.usable_bytes
+    reserve = FREE_BYTES + machine.runtime_bytes + subject.compute_bytes(ctx or 512)
+    batches, bend = _batches(subject, machine, held_bytes, question) if question.users > 1 else ((), None)
     return Result(
         machine=machine,
         depths=at_depths(subject, machine, question, dict.fromkeys((0, ctx // 2, ctx))),
         fits=machine.fits(held_bytes),
-        held_bytes=held_bytes,
+        held_bytes=held_bytes + machine.runtime_bytes,
         on_cards=sum(share.part for share in shares if share.device is not machine.ram),
         theoretical_conversations=roofline.conversations(usable, workload.weights_bytes, cache_bytes),
         usable_conversations=roofline.conversations(usable, workload.weights_bytes, cache_bytes, reserve),
@@ -261,17 +263,30 @@ def _answer_s(
     return None if middle is None or (question.prompt and ttft_s is None) else (ttft_s or 0) + question.output * middle
 
 
-def _batches(subject: Subject, machine: Machine, question: Question) -> tuple[tuple[Batch, ...], int | None]:
-    """Rates by users in one batch, up to those asked about and a little beyond, and where compute becomes the limit."""
-    step = subject.step(question.ctx)
-    stack = expected.default_stack(machine.first)
-    flops, params = _flops(machine), subject.params
-    if step is None or stack is None or flops is None or params is None:
+def _in_main_memory(machine: Machine, shares: Iterable[Share]) -> bool:
+    return any(share.device is machine.ram for share in shares)
+
+
+def _batches(
+    subject: Subject, machine: Machine, held_bytes: int, question: Question
+) -> tuple[tuple[Batch, ...], int | None]:
+    """Rates by users in one batch, up to those asked about and a little beyond, and where compute becomes the limit.
+
+    None where it is not known how fast a part of the machine computes.
+    """
+    shares, flops, params = machine.shares(held_bytes), _flops(machine), subject.params
+    if flops is None or params is None or subject.n_layers is None or _in_main_memory(machine, shares):
         return (), None
 
     def memory_s(users: int) -> float:
-        load = replace(step, weights_bytes=subject.workload.step_weights_bytes(users), kv_bytes=users * step.kv_bytes)
-        return expected.parts(machine.first, stack, load).total_s
+        seconds = expected.HOP_S * (len(shares) - 1)
+        for share in shares:
+            step, stack = subject.step(question.ctx, share.part), expected.default_stack(share.device)
+            if step and stack:
+                weights_bytes = subject.workload.step_weights_bytes(users) * share.part
+                load = replace(step, weights_bytes=weights_bytes, kv_bytes=users * step.kv_bytes)
+                seconds += expected.parts(share.device, stack, load).total_s
+        return seconds
 
     def compute_s(users: int) -> float:
         return 2 * params * users / flops

@@ -123,7 +123,7 @@ def parse(text: str) -> tuple[Hardware, ...]:
         named = _named_with_number(part.strip())
         count, name = (1, part.strip()) if named else (int(match[1] or match[3] or 1), match[2])
         if not 1 <= count <= MOST_CARDS:
-            raise UsageError(f"{count} cards are out of range", f"give 1 to {MOST_CARDS}")
+            raise UsageError(f"{part.strip()!r} is no number of cards, 1 to {MOST_CARDS}", "as in: 2 x RTX 3090")
         cards += [named or hardware.find_in_any_size(name)] * count
     return tuple(cards)
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_CTX = 10**8
 MAX_USERS = 10**5
+USERS_CTX = 4096  # tokens for each of several users, where none is said
+MOST_OTHER_TOKENS = 128  # by which the vocabularies of draft and target may differ, as llama.cpp has it
 
 
 def ceiling(
@@ -135,27 +137,28 @@ def ceiling(
     if measure:
         _measure(model, kv)
     subject = _subject(model, size, params, quant, question.ctx, kv)
+    question, told = _completed(question, subject)
+    if model is None and subject.name and size is None and params is None:
+        told.append(f"{subject.name} is the default model; name another one to ask about it")
     if draft is not None:
-        from localllm import subjects
-
-        question = replace(question, draft=subjects.named(draft, question.ctx, kv))
-    told: list[str] = []
+        question = replace(question, draft=_draft(draft, subject, question, kv))
     if here:
         from localllm.here import answered
         from localllm.here import machine as this_machine
 
-        machine, told = this_machine()
+        machine, about = this_machine()
+        told += about
         results = [answered(subject, machine, question)]
     else:
         machines = _machines(gpu or [], bandwidth, memory, ram, all_gpus)
         results = [answer(subject, machine, question) for machine in machines]
     for result in results:
-        result.machine.check_sizes(result.held_bytes)
+        result.machine.check_sizes(result.held_bytes - result.machine.runtime_bytes)
     if only_fitting:
         results = [result for result in results if result.fits]
     if all_gpus:
-        results.sort(key=lambda result: -result.deepest.ceiling_tok_s)
-    notes = (*subject.notes, *told, *_machine_notes(results, subject))
+        results.sort(key=_speed, reverse=True)
+    notes = (*subject.notes, *told, *_machine_notes(results, subject), *_missing(results, question))
     chart = plots.chart(subject, [result.machine for result in results], question) if places else None
     if chart:
         plots.save(chart, [place for place in places if place])
@@ -180,6 +183,50 @@ def _question(ctx: int | None, users: int, prompt: int | None, output: int | Non
     if not 0 <= acceptance <= 1:
         raise UsageError(f"--acceptance is {acceptance}, which is out of range", "choose 0 to 1")
     return Question(ctx or 0, users, prompt, output, acceptance=acceptance)
+
+
+def _completed(question: "Question", subject: "Subject") -> "tuple[Question, list[str]]":
+    """With the context that prompt and answer need, or that several users get; and what to say of it."""
+    from localllm.subjects import beyond_training
+
+    asked = (question.prompt or 0) + (question.output or 0)
+    if question.ctx >= asked and (question.ctx or question.users == 1):
+        return question, []
+    if subject.kv_bytes_per_token is None:
+        return question, ["the KV cache of this model is not known, and not counted"]
+    ctx = max(question.ctx, asked) or USERS_CTX
+    notes = [f"a context of {ctx:,} tokens each, {'for prompt and answer' if asked else 'since none is said (--ctx)'}"]
+    return replace(question, ctx=ctx), [*notes, *beyond_training(subject.n_ctx_train or 0, ctx)]
+
+
+def _draft(reference: str, subject: "Subject", question: "Question", kv: KvType) -> "Subject":
+    """The draft model. Raises UsageError where it has another vocabulary than its target."""
+    from localllm import subjects
+
+    draft = subjects.named(reference, question.ctx if subject.kv_bytes_per_token else 0, kv)
+    if subject.n_vocab and draft.n_vocab and abs(subject.n_vocab - draft.n_vocab) > MOST_OTHER_TOKENS:
+        sizes_differ = f"{draft.n_vocab:,} tokens, not {subject.n_vocab:,}"
+        raise UsageError(f"{draft.name} cannot draft for {subject.name}: it has another vocabulary ({sizes_differ})")
+    return draft
+
+
+def _speed(result: "Result") -> float:
+    """What is expected, or else half the ceiling, about as much as is reached."""
+    deepest = result.deepest
+    return deepest.expected.mid if deepest.expected else deepest.ceiling_tok_s / 2
+
+
+def _missing(results: "Sequence[Result]", question: "Question") -> Iterator[str]:
+    """What was asked and cannot be answered, and what it takes."""
+    from localllm.terminal.ceiling_view import gb
+
+    if question.users > 1 and any(not result.batches for result in results):
+        yield "users in a batch: not known for processors and for what lies in main memory"
+    if question.prompt and any(result.prefill_tok_s is None for result in results):
+        yield "prefill: not known for this hardware"
+    if any(result.on_cards < 1 for result in results):
+        parts = ", ".join(gb((1 - result.on_cards) * result.held_bytes) for result in results if result.on_cards < 1)
+        yield f"in main memory: {parts}, which it must have free"
 
 
 def _subject(

@@ -26,6 +26,7 @@ class KnownShape:
     quantisation: str
     n_layers: int
     n_embd: int
+    n_vocab: int
     n_ctx_train: int
     weights_bytes: int
     streamed_bytes: int
@@ -60,6 +61,7 @@ def _shape(fields: dict[str, str]) -> KnownShape:
         quantisation=fields["quantisation"],
         n_layers=number("layers"),
         n_embd=number("embedding"),
+        n_vocab=number("vocabulary"),
         n_ctx_train=number("trained_ctx"),
         weights_bytes=number("weights_bytes"),
         streamed_bytes=number("streamed_bytes"),

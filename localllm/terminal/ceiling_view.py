@@ -108,7 +108,11 @@ def as_text(
         rows = [row[:3] + row[4:] for row in rows]
     if not any(at.expected for result in results for at in result.depths):
         rows = [row[:-2] + row[-1:] for row in rows]
-    lines = [one_line(_title(subject, question)), "", *aligned(rows)]
+    lines = [
+        one_line(_title(subject, question)),
+        "",
+        *(aligned(rows) if results else ["none of this hardware holds it"]),
+    ]
     for result in results:
         told = [*_more(subject, question, result)]
         if told:
@@ -177,7 +181,7 @@ def _more(subject: Subject, question: Question, result: Result) -> Iterator[str]
     """What was asked beside the rates."""
     if result.measured_tok_s:
         shares = explain(result.measured_tok_s, subject.workload, 0, result.machine.first.bandwidth_gb_s)
-        yield f"measured {result.measured_when} UTC: {sentence(shares)}"
+        yield f"measured {result.measured_when} UTC: {sentence(shares, result.machine.first)}"
     if question.ctx and result.theoretical_conversations is not None:
         yield (
             f"conversations of {question.ctx:,} tokens: {result.theoretical_conversations:,} if nothing else needs "
@@ -206,11 +210,14 @@ def _more(subject: Subject, question: Question, result: Result) -> Iterator[str]
 # --- this machine, and what was measured elsewhere ---------------------------------------------------------------
 
 
-def sentence(shares: Explained) -> str:
+def sentence(shares: Explained, device: Hardware) -> str:
     """A measured rate, taken apart."""
     of_ceiling = f"{rate(shares.measured_tok_s)} is {shares.of_ceiling:.0%} of the {rate(shares.ceiling_tok_s)} ceiling"
     if shares.rest < 0:
-        return f"{of_ceiling}: part of the weights stays in the processor's cache"
+        cached = (
+            "part of the weights stays in the processor's cache" if device.kind == "cpu" else "is that its bandwidth?"
+        )
+        return f"{of_ceiling}: {cached}"
     kv = f", KV cache {shares.kv:.0%}" if shares.kv else ""
     return f"{of_ceiling}; reading weights {shares.weights:.0%}{kv}, all else {shares.rest:.0%}"
 
@@ -245,6 +252,8 @@ def overview(
         )
         for subject, result in rows
     ]
+    if not rows:
+        return "\n".join([*lines, "", *map(one_line, notes), "no model is on this disk yet: localllm pull NAME"])
     hint = "localllm ceiling NAME --measure measures a model, and teaches what to expect of the others"
     return "\n".join([*lines, "", *aligned(table), "", *(one_line(note) for note in notes), hint])
 
@@ -290,7 +299,7 @@ def explained(told: Sequence[tuple[Hardware, Subject, Benched, Explained]], as_j
             }
         )
     lines = [
-        one_line(f"{subject.name or 'model'} on {device.name}, depth {bench.depth:,}: {sentence(shares)}")
+        one_line(f"{subject.name or 'model'} on {device.name}, depth {bench.depth:,}: {sentence(shares, device)}")
         for device, subject, bench, shares in told
     ]
     notes = dict.fromkeys(note for _, subject, *_ in told for note in subject.notes)
@@ -319,9 +328,12 @@ def _why(subject: Subject, question: Question, result: Result) -> Iterator[str]:
         yield f"KV cache: {kept:,} bytes kept, {workload.kv_read(ctx):,} read per token"
     yield from _why_ceiling(subject, result)
     yield from _why_expected(result)
+    own = workload.weights_bytes + question.users * kept + subject.compute_bytes(ctx or 512)
+    draft = result.held_bytes - own - result.machine.runtime_bytes
     yield (
         f"memory needed: weights {workload.weights_bytes:,} + {question.users} × {kept:,} of KV cache + scratch "
-        f"{subject.compute_bytes(ctx or 512):,}; the runtime takes {result.machine.runtime_bytes:,}"
+        f"{subject.compute_bytes(ctx or 512):,}{f' + draft {draft:,}' if draft else ''} + runtime "
+        f"{result.machine.runtime_bytes:,} = {result.held_bytes:,} bytes"
     )
 
 
@@ -388,4 +400,6 @@ def seconds(value: float) -> str:
     """A duration that a person can read."""
     if value < 1:
         return f"{1000 * value:.0f} ms"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
+    if value < 7200:
+        return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
+    return f"{value / 3600:,.1f} h"
