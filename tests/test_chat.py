@@ -5,8 +5,10 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 import termios
 import time
+import tty
 from pathlib import Path
 
 import pexpect
@@ -20,7 +22,7 @@ from localllm.errors import OutOfMemory, PromptTooLong, UsageError
 from localllm.session.chat import Chat
 from localllm.terminal import commands
 from localllm.terminal.keys import completions, is_complete, unquoted
-from localllm.terminal.repl import history_path
+from localllm.terminal.repl import history_path, line_settings_kept
 
 
 @pytest.mark.model
@@ -197,6 +199,19 @@ def test_a_signal_in_the_middle_of_an_answer_ends_the_program(terminal, number):
     chat.sees(r"Go on\.[\s\S]{200}")
     chat.child.kill(number)
     assert chat.leaves() == 130
+
+
+def test_line_settings_are_put_back_whatever_changed_them(monkeypatch):
+    """Also where an exception comes while they are being changed, of which nobody else knows."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        before = termios.tcgetattr(theirs)
+        with pytest.raises(SystemExit), line_settings_kept():
+            tty.setraw(theirs)
+            raise SystemExit(130)
+        assert termios.tcgetattr(theirs) == before
+    os.close(ours)
 
 
 @pytest.mark.model

@@ -49,7 +49,7 @@ def chat(
     choose(Sampling())
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, no_cache)
 
-    from localllm.terminal.repl import Repl, history_path, is_terminal, keys_unseen
+    from localllm.terminal.repl import Repl, history_path, is_terminal, keys_unseen, line_settings_kept
 
     if not is_terminal():
         raise UsageError("chat needs a terminal", 'in pipes and scripts use: localllm ask "…"')
@@ -88,6 +88,7 @@ def chat(
     try:
         leave_on_signals()
         view = View.of_terminal(reasoning=not hide_reasoning)
-        return Repl(conversation, view, switch, cancelling, history_path(data_dir())).run()
+        with line_settings_kept():
+            return Repl(conversation, view, switch, cancelling, history_path(data_dir())).run()
     finally:
         conversation.engine.close()

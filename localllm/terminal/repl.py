@@ -101,17 +101,28 @@ class Repl:
 
 
 @contextmanager
-def keys_unseen() -> Iterator[None]:
-    """Keep what is typed meanwhile from being written between our lines; the next prompt gets it, key by key."""
+def line_settings_kept() -> Iterator[None]:
+    """Put the terminal's line settings back as they were, whatever changed them.
+
+    An exception of a signal can come while the input line is changing them, where nothing else would.
+    """
     before = termios.tcgetattr(sys.stdin)
-    input_flags, *others, local_flags = before[:4]
-    unseen = [input_flags & ~termios.ICRNL, *others, local_flags & ~(termios.ECHO | termios.ICANON), *before[4:]]
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, unseen)
     try:
         yield
     finally:
         with suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def keys_unseen() -> Iterator[None]:
+    """Keep what is typed meanwhile from being written between our lines; the next prompt gets it, key by key."""
+    with line_settings_kept():
+        before = termios.tcgetattr(sys.stdin)
+        input_flags, *others, local_flags = before[:4]
+        unseen = [input_flags & ~termios.ICRNL, *others, local_flags & ~(termios.ECHO | termios.ICANON), *before[4:]]
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, unseen)
+        yield
 
 
 def history_path(directory: Path) -> Path | None:
