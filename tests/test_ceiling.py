@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localllm import sizes, subjects
-from localllm.ceiling import machine, measure, roofline
+from localllm.ceiling import hardware, machine, measure, roofline
 from localllm.ceiling.answer import Question, Subject
 from localllm.ceiling.answer import answer as solved
 from localllm.ceiling.machine import Machine
@@ -84,9 +84,10 @@ def test_memory_is_counted_in_units_of_two_to_the_thirty():
     """A 24 GB card is 24 GiB, 25.77·10⁹ bytes; a size that is not known is no answer."""
     card_bytes = sizes.memory_bytes("24 GB")
     assert card_bytes == 24 * 2**30 == 25_769_803_776
-    assert roofline.fits(25_700_000_000, card_bytes) is True
-    assert roofline.fits(25_800_000_000, card_bytes) is False
-    assert roofline.fits(1, None) is None
+    card = Machine((hardware.given(100, card_bytes),))
+    assert card.fits(25_700_000_000) is True
+    assert card.fits(25_800_000_000) is False
+    assert Machine((hardware.given(100, None),)).fits(1) is None
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------------

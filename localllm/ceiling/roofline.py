@@ -77,11 +77,6 @@ def split_ceiling_tok_s(parts: Sequence[tuple[float, float]]) -> float:
     return 1 / sum(n_bytes / (bandwidth_gb_s * GB) for bandwidth_gb_s, n_bytes in parts)
 
 
-def fits(held_bytes: int, usable_bytes: int | None) -> bool | None:
-    """Whether memory of ``usable_bytes`` holds that much; None where its size is not known."""
-    return None if usable_bytes is None else held_bytes <= usable_bytes
-
-
 def conversations(usable_bytes: int | None, weights_bytes: int, kv_bytes: int, reserve_bytes: int = 0) -> int | None:
     """How many caches of ``kv_bytes`` each fit beside the weights and a reserve; None where a size is not known."""
     if usable_bytes is None or kv_bytes <= 0:
