@@ -149,7 +149,7 @@ def open_engine(
 
 def _prefix_cache(decoder: "LlamaDecoder", target: "Loadable") -> "PrefixCache | None":
     """The stored prefixes of this model, as it is loaded now; None where none are to be kept."""
-    from localllm.engine.llama import build
+    from localllm.engine.bindings import build
     from localllm.engine.prefix import PrefixCache
     from localllm.engine.prefix_store import PrefixStore
 

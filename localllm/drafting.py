@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from localllm import config
 from localllm.config import Settings
+from localllm.engine.bindings import library
 from localllm.engine.cost_memory import CostMemory
 from localllm.engine.drafters import ModelDrafter
-from localllm.engine.llama import VERSION, LlamaDecoder, LoadOptions, glimpse
+from localllm.engine.llama import LlamaDecoder, LoadOptions, glimpse
 from localllm.engine.placement import COMPUTE_BYTES
 from localllm.engine.speculate import unlike
 from localllm.engine.stepper import Stepper
@@ -82,7 +83,7 @@ def stepper(
             raise UsageError(f"{draft.model.name} cannot draft for {target.model.name}: {reason}", "try --draft auto")
 
     files = (*target.model.files, *(draft.model.files if draft else ()))
-    costs = CostMemory(config.cache_dir() / "speculation", files, (VERSION, target.options, settings.exact))
+    costs = CostMemory(config.cache_dir() / "speculation", files, (library(), target.options, settings.exact))
     drafter = None
     if draft and decoder.can_undo:
         if settings.draft != "auto":

@@ -11,7 +11,7 @@ from typing import Any
 
 from llama_cpp._ggml import libggml
 
-from localllm.engine.llama import lib
+from localllm.engine.bindings import lib
 
 
 @dataclass(frozen=True, slots=True)

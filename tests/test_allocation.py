@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llama_memory import Allocated, allocated, breakdown
 
-from localllm.engine.llama import LlamaDecoder, LoadOptions, _new_context, lib
+from localllm.engine.bindings import lib
+from localllm.engine.llama import LlamaDecoder, LoadOptions, _new_context
 from localllm.models.container import read_container
 from localllm.models.gguf import ModelShape, parse_header, read_header
 from localllm.values import KvType

@@ -39,3 +39,22 @@ def test_importing_the_package_loads_no_heavy_library(tmp_path):
     loaded = loaded_by("-c", "import localllm", home=tmp_path)
     assert "localllm" in loaded
     assert not {name.partition(".")[0] for name in loaded} & HEAVY
+
+
+@pytest.mark.model
+def test_a_sampled_answer_needs_neither_numpy_nor_the_chat_formats_of_the_binding(smollm2, tmp_path):
+    """They take longer to load than llama.cpp does."""
+    loaded = loaded_by(PROGRAM, "ask", "-m", str(smollm2), "--max-tokens", "2", "--temp", "1", "hi", home=tmp_path)
+    assert "llama_cpp.llama_cpp" in loaded
+    assert not {"numpy", "llama_cpp.llama_chat_format", "llama_cpp.llama"} & loaded
+
+
+@pytest.mark.parametrize("first", ["localllm.engine.bindings", "llama_cpp"])
+def test_the_binding_can_be_used_beside_ours(first):
+    """Whoever imports the whole package, before or after, gets all of it and the same library."""
+    code = (
+        f"import {first}, llama_cpp\nfrom localllm.engine.bindings import lib\n"
+        "from llama_cpp import Llama, llama_backend_init\n"
+        "assert lib is llama_cpp.llama_cpp and lib.llama_backend_init is llama_backend_init"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

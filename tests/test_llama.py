@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from localllm import Cancel, Message, Sampling, Settings, TurnEnd, open_engine
-from localllm.engine.llama import LlamaDecoder, LoadOptions, lib
+from localllm.engine.bindings import lib
+from localllm.engine.llama import LlamaDecoder, LoadOptions
 from localllm.errors import Cancelled, DecodeError, ModelFileError
 
 pytestmark = pytest.mark.model

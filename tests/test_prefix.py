@@ -22,8 +22,9 @@ from proofs import sample_size
 from tiny_models import make
 
 from localllm import Message, Sampling, Settings, TurnEnd, open_engine
+from localllm.engine.bindings import lib
 from localllm.engine.engine import Engine
-from localllm.engine.llama import LlamaDecoder, LoadOptions, lib
+from localllm.engine.llama import LlamaDecoder, LoadOptions
 from localllm.engine.prefix import PrefixCache
 from localllm.engine.prefix_store import PrefixStore, entries
 from localllm.engine.slicing import WIDE, border, landmarks, pure_slices, reusable, slices

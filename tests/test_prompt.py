@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from proofs import examples, sample_size
 
 from localllm.cancel import Cancel
+from localllm.engine.bindings import lib
 from localllm.engine.decoder import ControlToken
-from localllm.engine.llama import lib
 from localllm.engine.prompt import ControlTexts, PromptEncoder
 from localllm.engine.template import ChatTemplate
 from localllm.values import Message

@@ -16,9 +16,11 @@ from proofs import sample_size
 
 from localllm.cancel import Cancel
 from localllm.config import cache_dir
+from localllm.engine.bindings import lib
 from localllm.engine.costs import CostModel
 from localllm.engine.drafters import ModelDrafter
-from localllm.engine.llama import LlamaDecoder, LoadOptions, _Chain, lib
+from localllm.engine.llama import LlamaDecoder, LoadOptions
+from localllm.engine.samplers import _Chain
 from localllm.engine.slicing import slices
 from localllm.engine.stepper import Stepper
 from localllm.values import Sampling

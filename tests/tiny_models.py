@@ -16,7 +16,8 @@ import gguf
 import numpy as np
 from llama_cpp._ggml import libggml
 
-from localllm.engine.llama import devices, lib
+from localllm.engine.bindings import lib
+from localllm.engine.llama import devices
 
 
 def byte_texts() -> list[str]:

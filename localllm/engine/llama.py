@@ -1,4 +1,4 @@
-"""llama.cpp as a Decoder: the only module that imports llama_cpp.
+"""llama.cpp as a Decoder.
 
 Knows the low-level C API of llama-cpp-python, its structs and its traps, and turns its failures into our errors.
 Knows no chat, no text and no policy: sizes, threads and layers come in as plain values.
@@ -7,7 +7,6 @@ Knows no chat, no text and no policy: sizes, threads and layers come in as plain
 import collections
 import ctypes
 import functools
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,27 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger for its backtrace
-if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin long at a barrier starve each other on a busy machine
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-
-import llama_cpp
-import llama_cpp.llama_cpp as lib
-import numpy as np
-from llama_cpp._ggml import libggml
-
 from localllm.cancel import Cancel
-from localllm.engine.decoder import ControlToken, Sampler
+from localllm.engine.bindings import lib, libggml
+from localllm.engine.decoder import Sampler
+from localllm.engine.samplers import likeliest, new_sampler
+from localllm.engine.vocabulary import LlamaVocabulary
 from localllm.errors import Cancelled, DecodeError, ModelFileError, OutOfMemory
 from localllm.values import KvType, Sampling
-
-VERSION: str = llama_cpp.__version__
-
-
-def build() -> str:
-    """What was built and runs here, as far as results depend on it: the version, and the processor's features."""
-    return f"{VERSION} {lib.llama_print_system_info().decode()}"
-
 
 _KV_TYPES: dict[KvType, int] = {
     "f16": lib.GGML_TYPE_F16,
@@ -44,8 +29,6 @@ _KV_TYPES: dict[KvType, int] = {
     "q4_0": lib.GGML_TYPE_Q4_0,
 }
 _SLICE_TOKENS = 512  # llama.cpp's default n_ubatch
-_PENALTY_LAST_N = 64  # llama.cpp's default
-_STRETCH_CHARS = 500_000  # on a stack of 512 MiB, 1.5 million equal characters pass and 2 million do not
 _LOG_LEVEL_ERROR = 4  # enum ggml_log_level
 _SLOW_TOKEN_S = 0.05  # a stop that comes at most this late is not felt
 _MAX_OUTPUTS = 32  # logits of one slice; room for more is reserved, half a gigabyte of it for a large vocabulary
@@ -201,10 +184,7 @@ class LlamaDecoder:
     def likeliest(self) -> tuple[int, float]:
         """See the protocol. Raises DecodeError where the model computes no numbers."""
         self._check_open()
-        logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(self._ctx, -1), (self.vocab.n_tokens,))
-        token = int(logits.argmax())
-        _checked(token, logits[token])
-        return token, 1 / float(np.exp(logits - logits[token]).sum())
+        return likeliest(self._ctx, self.vocab.n_tokens)
 
     def use_threads(self, count: int) -> None:
         """See the protocol. A batch of several tokens has a count of its own in llama.cpp: both are set."""
@@ -304,16 +284,9 @@ class LlamaDecoder:
             self.tokens.clear()
 
     def sampler(self, sampling: Sampling, seed: int) -> Sampler:
-        """A new sampler for one turn; greedy needs no chain."""
+        """A new sampler for one turn."""
         self._check_open()
-        suppressed = self.vocab.suppressed
-        if sampling.greedy and sampling.repeat_penalty == 1 and not suppressed:
-            return _Greedy(self._ctx, self.vocab.n_tokens)
-        chain = _new_chain(sampling, seed, self.vocab.n_tokens, suppressed)
-        if sampling.repeat_penalty != 1:
-            for token in self.tokens[-_PENALTY_LAST_N:]:
-                lib.llama_sampler_accept(chain, token)
-        return _Chain(self._ctx, chain)
+        return new_sampler(self._ctx, self.vocab, sampling, seed, self.tokens)
 
     def close(self) -> None:
         """Free context and model."""
@@ -337,181 +310,6 @@ def glimpse(path: Path) -> "Iterator[tuple[LlamaVocabulary, bool]]":
         yield LlamaVocabulary(model), not (lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model))
     finally:
         lib.llama_model_free(model)
-
-
-class LlamaVocabulary:
-    """See the Vocabulary protocol."""
-
-    def __init__(self, model: Any) -> None:
-        self._vocab = lib.llama_model_get_vocab(model)
-        self.kind: int = lib.llama_vocab_type(self._vocab)
-        self.n_tokens: int = lib.llama_vocab_n_tokens(self._vocab)
-        self.add_bos: bool = lib.llama_vocab_get_add_bos(self._vocab)
-        self.bos = self._known(lib.llama_vocab_bos(self._vocab))
-        self.eos = self._known(lib.llama_vocab_eos(self._vocab))
-        self.piece = functools.cache(self._piece)
-
-    @functools.cached_property
-    def suppressed(self) -> list[int]:
-        """Tokens that the model's publisher never wants to be generated."""
-        count = ctypes.c_int32()
-        ids = lib.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
-        return list(ids[: count.value])
-
-    @functools.cached_property
-    def control_tokens(self) -> list[ControlToken]:
-        """All tokens with the attribute CONTROL or UNKNOWN.
-
-        The API only tells them one by one, which takes twice as long as this. A stretch of tokens without any has
-        the same text with and without special tokens written out, and one call tells that for thousands at once.
-        """
-        every = np.arange(self.n_tokens, dtype=np.int32)
-
-        def text_bytes(start: int, stop: int, special: bool) -> int:
-            ids = every[start:].ctypes.data_as(lib.llama_token_p)
-            needed: int = lib.llama_detokenize(self._vocab, ids, stop - start, None, 0, False, special)
-            return -needed
-
-        found: list[ControlToken] = []
-        pending = [(0, self.n_tokens)]
-        while pending:
-            start, stop = pending.pop()
-            if stop - start <= 64:
-                found.extend(token for id in range(start, stop) if (token := self._control(id)))
-            elif text_bytes(start, stop, True) != text_bytes(start, stop, False):
-                middle = (start + stop) // 2
-                pending += [(middle, stop), (start, middle)]
-        return found
-
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of plain text: no control token is read out of it.
-
-        Text far beyond any context is cut into stretches, so that the memory and the recursion of llama.cpp's
-        pre-tokenizers stay bounded and a stop is noticed.
-        """
-        if not self._vocab:
-            raise DecodeError("the model was closed", "open it again")
-        return [id for stretch in _stretches(text) for id in self._tokenize(stretch)]
-
-    def _tokenize(self, text: str) -> list[int]:
-        data = text.encode("utf-8", "replace")
-        capacity = len(data) + 16
-        while True:
-            ids = (lib.llama_token * capacity)()
-            count = lib.llama_tokenize(self._vocab, data, len(data), ids, capacity, False, False)
-            if count >= 0:
-                return list(ids[:count])
-            capacity = -count
-
-    def texts(self) -> list[bytes]:
-        """See the protocol."""
-        return [lib.llama_vocab_get_text(self._vocab, id) for id in range(self.n_tokens)]
-
-    def is_end(self, token: int) -> bool:
-        """True where this token ends the model's turn."""
-        return bool(lib.llama_vocab_is_eog(self._vocab, token))
-
-    def close(self) -> None:
-        """Forget the vocabulary, which is freed with its model."""
-        self._vocab = None
-
-    def _piece(self, token: int) -> bytes:
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            count = lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-            if count >= 0:
-                return buffer.raw[:count]
-            size = -count
-
-    def _known(self, id: int) -> ControlToken | None:
-        """The token with this id, where the model has it (and its file does not lie about the vocabulary)."""
-        return self._token(id, lib.llama_vocab_get_attr(self._vocab, id)) if 0 <= id < self.n_tokens else None
-
-    def _control(self, id: int) -> ControlToken | None:
-        attributes = lib.llama_vocab_get_attr(self._vocab, id)
-        wanted = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        return self._token(id, attributes) if attributes & wanted else None
-
-    def _token(self, id: int, attributes: int) -> ControlToken:
-        text = lib.llama_vocab_get_text(self._vocab, id).decode("utf-8", "replace")
-        strips = (
-            bool(attributes & lib.LLAMA_TOKEN_ATTR_LSTRIP),
-            bool(attributes & lib.LLAMA_TOKEN_ATTR_RSTRIP),
-        )
-        return ControlToken(id, text, *strips)
-
-
-def _stretches(text: str) -> Iterator[str]:
-    """``text`` in parts of at most a bounded length, cut behind a line break where there is one not far back."""
-    start = 0
-    while len(text) - start > _STRETCH_CHARS:
-        stop = start + _STRETCH_CHARS
-        line_break = text.rfind("\n", stop - 10_000, stop)
-        stop = line_break + 1 if line_break >= 0 else stop
-        yield text[start:stop]
-        start = stop
-    yield text[start:]
-
-
-def _checked(token: int, logit: float) -> int:
-    """The token, if the model has computed numbers: out of NaN any sampler chooses something."""
-    if math.isnan(logit):
-        raise DecodeError("the model computes no numbers (NaN)", "its file is damaged; try another")
-    return token
-
-
-class _Greedy:
-    """The arg-max: no chain, no candidates, no random numbers."""
-
-    def __init__(self, ctx: Any, n_tokens: int) -> None:
-        self._ctx, self._shape = ctx, (n_tokens,)
-
-    def sample(self, index: int = -1) -> int:
-        logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(self._ctx, index), self._shape)
-        token = int(logits.argmax())
-        return _checked(token, logits[token])
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-class _Chain:
-    """A llama.cpp sampler chain."""
-
-    def __init__(self, ctx: Any, chain: Any) -> None:
-        self._ctx, self._chain = ctx, chain
-
-    def sample(self, index: int = -1) -> int:
-        token = int(lib.llama_sampler_sample(self._chain, self._ctx, index))
-        return _checked(token, lib.llama_get_logits_ith(self._ctx, index)[token])
-
-    def close(self) -> None:
-        lib.llama_sampler_free(self._chain)
-
-
-def _new_chain(sampling: Sampling, seed: int, n_tokens: int, suppressed: Sequence[int]) -> Any:
-    """llama.cpp's own order: bias, penalties, top-k, top-p, min-p, temperature, then the draw."""
-    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-    steps = []
-    if suppressed:
-        biases = (lib.llama_logit_bias * len(suppressed))(*((token, float("-inf")) for token in suppressed))
-        steps.append(lib.llama_sampler_init_logit_bias(n_tokens, len(suppressed), biases))
-    if sampling.repeat_penalty != 1:
-        steps.append(lib.llama_sampler_init_penalties(n_tokens, _PENALTY_LAST_N, sampling.repeat_penalty, 0.0, 0.0))
-    if sampling.greedy:
-        steps.append(lib.llama_sampler_init_greedy())
-    else:
-        steps += [
-            lib.llama_sampler_init_top_k(sampling.top_k),
-            lib.llama_sampler_init_top_p(sampling.top_p, 1),
-            lib.llama_sampler_init_min_p(sampling.min_p, 1),
-            lib.llama_sampler_init_temp(sampling.temperature),
-            lib.llama_sampler_init_dist(seed),
-        ]
-    for step in steps:
-        lib.llama_sampler_chain_add(chain, step)
-    return chain
 
 
 def _array(data: bytearray | memoryview) -> Any:

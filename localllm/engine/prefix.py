@@ -4,6 +4,7 @@ Finds the longest beginning of a prompt that is stored, gives it to the decoder,
 tokens may be used again without changing an answer is told by ``slicing``; files are the business of ``prefix_store``.
 """
 
+import collections
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _BLOCK_TOKENS = 64
+_READERS = 2  # hashing is what takes long, and one core hashes more slowly than llama.cpp copies
 _MOST_HELD_BYTES = 1 << 30
 
 
@@ -78,16 +80,22 @@ class PrefixCache:
         return [block for block in pure if block.start < target], target
 
     def _payloads(self, chain: Sequence[Block], ids: Sequence[int]) -> Iterator[tuple[Block, memoryview | None]]:
-        """Read and check one block while the one before it is restored."""
+        """Read and check the next blocks, each with a core of its own, while one is restored.
+
+        Memory of blocks that are restored is used again.
+        """
         from concurrent.futures import ThreadPoolExecutor  # takes as long to load as a small block
 
-        with ThreadPoolExecutor(1) as reader:
-            ahead: Future[memoryview | None] | None = None
+        with ThreadPoolExecutor(_READERS) as readers:
+            spare: list[bytearray] = []
+            ahead: collections.deque[Future[memoryview | None]] = collections.deque()
             for index, block in enumerate(chain):
-                payload = ahead.result() if ahead else self._store.read(block, ids)
-                following = chain[index + 1 : index + 2]
-                ahead = reader.submit(self._store.read, following[0], ids) if following else None
+                for following in chain[index + len(ahead) : index + 1 + _READERS]:
+                    ahead.append(readers.submit(self._store.read, following, ids, spare.pop() if spare else None))
+                payload = ahead.popleft().result()
                 yield block, payload
+                if payload and isinstance(payload.obj, bytearray):
+                    spare.append(payload.obj)
 
     # --- keeping -------------------------------------------------------------------------------------------------
 

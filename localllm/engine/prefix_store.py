@@ -134,15 +134,19 @@ class PrefixStore:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, block: Block, ids: Sequence[int]) -> memoryview | None:
-        """What was stored, where it is whole and of these tokens; else the file is removed and nothing is given."""
+    def read(self, block: Block, ids: Sequence[int], spare: bytearray | None = None) -> memoryview | None:
+        """What was stored, where it is whole and of these tokens; else the file is removed and nothing is given.
+
+        It is read into ``spare`` where that is large enough: new memory would take as long as the reading.
+        """
         try:
             with block.path.open("rb") as file:
-                content = bytearray(min(os.fstat(file.fileno()).st_size, _MOST_BYTES))
-                whole = file.readinto(content) == len(content)
+                size = min(os.fstat(file.fileno()).st_size, _MOST_BYTES)
+                content = memoryview(spare if spare and len(spare) >= size else bytearray(size))[:size]
+                whole = file.readinto(content) == size
         except (OSError, MemoryError):
             return None
-        payload = self._checked(block, ids, memoryview(content)) if whole else None
+        payload = self._checked(block, ids, content) if whole else None
         if payload is None:
             with contextlib.suppress(OSError):
                 block.path.unlink()

@@ -62,14 +62,14 @@ def _fingerprint(parts: Sequence[Path], options: "LoadOptions") -> str:
 
     A file that was changed in place and had its date put back still shows in ctime.
     """
-    from localllm.engine.llama import VERSION
+    from localllm.engine.bindings import library
 
     try:
         found = [part.stat() for part in parts]
     except OSError as error:
         raise ModelFileError(f"{error.filename} cannot be read: {error.strerror}", "check the path") from None
     files = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found]
-    code = (VERSION, _TRIAL, options.kv, options.gpu_layers > 0)
+    code = (library(), _TRIAL, options.kv, options.gpu_layers > 0)
     return hashlib.sha256(repr((files, code)).encode()).hexdigest()
 
 
