@@ -199,11 +199,15 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """The last event of every turn: why it ended, the finished message, and what it cost."""
+    """The last event of every turn: why it ended, the finished message, and what it cost.
+
+    ``ids`` are all ids of the answer, reasoning included and the end token not: what it takes to go on with it.
+    """
 
     reason: FinishReason
     message: Message
     stats: TurnStats
+    ids: tuple[int, ...] = ()
 
 
 Event = Progress | Reasoning | Text | TurnEnd

@@ -4,6 +4,8 @@ Knows the order of things (what is already there, prefill, decode, the end) and 
 llama.cpp, files, terminals or how many turns there were: what it shares between turns are the decoder's tokens.
 """
 
+import collections
+import dataclasses
 import itertools
 import random
 import threading
@@ -86,9 +88,11 @@ class Engine:
         sampling: Sampling | None = None,
         cancel: Cancel | None = None,
         hold_unopened: bool = False,
+        begun: Sequence[int] = (),
     ) -> Iterator[Event]:
         """Answer: Progress while the prompt is read, then Reasoning and Text, at last one TurnEnd.
 
+        ``begun`` are ids of an answer that was cut: it goes on from there, and the finished message has all of it.
         ``hold_unopened``: for a model that may forget to open its reasoning, give nothing out before that is
         decided. Raises PromptTooLong before anything is computed, DecodeError where llama.cpp fails. A turn that
         is cancelled ends with its reason and what there is of the answer.
@@ -96,6 +100,8 @@ class Engine:
         sampling, cancel = sampling or self.sampling, cancel or Cancel()
         if not isinstance(prompt, Prompt):
             prompt = self.encode(prompt, cancel)
+        if begun:
+            prompt = dataclasses.replace(prompt, ids=(*prompt.ids, *begun))
         if len(prompt.ids) >= self.info.n_ctx:
             raise PromptTooLong(
                 f"the prompt has {len(prompt.ids):,} tokens, the context holds {self.info.n_ctx:,}",
@@ -107,11 +113,13 @@ class Engine:
         turn = self._turn = _Turn(
             prompt, sampling, AnswerDecoder((*sampling.stop, *prompt.stop), prompt.reasoning, hold_unopened)
         )
+        turn.go_on(begun, self._piece)
         completed = yield from self._prefill(turn, cancel)
         reason = (yield from self._decode(turn, cancel)) if completed else cancel.reason or "interrupted"
         yield from turn.timed(turn.text.flush())
         reason = "stop" if turn.text.stopped else reason
-        yield TurnEnd(reason, turn.message(self._piece), turn.stats(self._stepper, len(self._decoder.tokens)))
+        stats = turn.stats(self._stepper, len(self._decoder.tokens))
+        yield TurnEnd(reason, turn.message(self._piece), stats, (*begun, *turn.ids))
 
     def _prefill(self, turn: "_Turn", cancel: Cancel) -> Generator[Event, None, bool]:
         """Read what of the prompt is not in the KV cache yet; False where cancelled.
@@ -255,11 +263,18 @@ class _Turn:
         self.prompt, self.sampling, self.text = prompt, sampling, text
         self.seed = random.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
         self.ids: list[int] = []
+        self._begun: tuple[int, ...] = ()
         self.cached = self.read_to = 0
         self._begin_s = time.perf_counter()
         self._prefilled_s = self._begin_s
         self._first_text_s: float | None = None
         self._token_s: list[float] = []
+
+    def go_on(self, begun: Sequence[int], piece: Callable[[int], bytes]) -> None:
+        """Have the text decoders where an answer with these tokens had them; what came of it was shown then."""
+        self._begun = tuple(begun)
+        for token in begun:
+            collections.deque(self.text.decode(piece(token)), maxlen=0)
 
     def read(self, stop: int) -> None:
         self.read_to, self._prefilled_s = stop, time.perf_counter()
@@ -277,7 +292,7 @@ class _Turn:
 
     def message(self, piece: Callable[[int], bytes]) -> Message:
         reasoning, text = self.text.result()
-        return Message("assistant", text, spelling(self.ids, piece, text), reasoning)
+        return Message("assistant", text, spelling((*self._begun, *self.ids), piece, text), reasoning)
 
     def stats(self, stepper: Stepper, context_tokens: int) -> TurnStats:
         times, first_text_s = self._token_s, self._first_text_s

@@ -1,35 +1,84 @@
-"""A conversation that goes on: messages, their order, and what a turn adds to them.
+"""A conversation that goes on: messages, their order, and what a turn adds to them or takes back.
 
-Knows the engine; knows no terminal and no commands.
+Knows the engine; knows no terminal, no commands and no files.
 """
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 from localllm.cancel import Cancel
 from localllm.engine.engine import Engine
+from localllm.errors import UsageError
 from localllm.values import Event, Message, Sampling, TurnEnd, TurnStats
 
 
 class Chat:
-    """One conversation with one engine. Both may be changed between turns."""
+    """One conversation with one engine. Both may be changed between turns.
 
-    def __init__(self, engine: Engine, choose_sampling: Callable[[Engine], Sampling], system: str = "") -> None:
+    ``record`` is called with the chat after each change of what was said, so that somebody may keep it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        choose_sampling: Callable[[Engine], Sampling],
+        system: str = "",
+        said: Sequence[Message] = (),
+        record: "Callable[[Chat], None]" = lambda _: None,
+    ) -> None:
         self.engine = engine
         self.sampling = choose_sampling(engine)
-        self.system = system
-        self.last: TurnStats | None = None
+        self.stats: list[TurnStats] = []  # of this process's turns, one after another
+        self._system = system
         self._choose_sampling = choose_sampling
-        self._messages: list[Message] = []
+        self._said = list(said)
+        self._record = record
+        self._cut: tuple[int, ...] = ()  # all ids of the last answer, where it did not come to its own end
+
+    @property
+    def system(self) -> str:
+        """The system prompt; "" is none."""
+        return self._system
+
+    @system.setter
+    def system(self, text: str) -> None:
+        self._system = text
+        self._record(self)
 
     @property
     def messages(self) -> list[Message]:
         """What the model sees: the system prompt, if there is one, and all that was said."""
-        return [*([Message("system", self.system)] if self.system else []), *self._messages]
+        return [*([Message("system", self._system)] if self._system else []), *self._said]
+
+    @property
+    def said(self) -> tuple[Message, ...]:
+        """Questions and answers, in turn."""
+        return tuple(self._said)
+
+    @property
+    def last(self) -> TurnStats | None:
+        """What the last turn of this process cost."""
+        return self.stats[-1] if self.stats else None
 
     def clear(self) -> None:
         """Forget what was said; the system prompt stays."""
-        self._messages.clear()
-        self.last = None
+        self._change([])
+
+    def undo(self) -> Message:
+        """Take the last question and its answer back; returns the question. Raises UsageError where there is none."""
+        question = self._last_question()
+        self._change(self._said[:-2])
+        return question
+
+    def drop_oldest(self, turns: int = 1) -> int:
+        """Forget the oldest questions with their answers; returns how many turns there were to forget."""
+        gone = min(turns, len(self._said) // 2)
+        self._change(self._said[2 * gone :])
+        return gone
+
+    def replace(self, messages: Sequence[Message]) -> None:
+        """Put other messages in the place of all that was said."""
+        self._change(list(messages))
 
     def switch(self, load: Callable[[], Engine], reload: Callable[[], Engine]) -> None:
         """Go on with the engine that ``load`` opens; where that fails, with what ``reload`` opens.
@@ -44,7 +93,7 @@ class Chat:
             self.engine = reload()
             raise
         self.sampling = self._choose_sampling(self.engine)
-        self._messages = [Message(m.role, m.text, reasoning=m.reasoning) for m in self._messages]
+        self._change([Message(m.role, m.text, reasoning=m.reasoning) for m in self._said])
 
     def turn(self, text: str, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
         """Ask and answer. A partial answer is kept; a turn without any answer leaves the conversation as it was.
@@ -52,10 +101,51 @@ class Chat:
         ``hold_unopened``: see ``Engine.reply``. Raises PromptTooLong where the conversation no longer fits; it is
         unchanged then, too.
         """
-        question = Message("user", text)
-        for event in self.engine.reply([*self.messages, question], self.sampling, cancel, hold_unopened):
+        yield from self._answer(self._said, Message("user", text), cancel, hold_unopened)
+
+    def instead(self, text: str, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
+        """As ``turn``, in the place of the last question and its answer. Raises UsageError where there is none."""
+        self._last_question()
+        yield from self._answer(self._said[:-2], Message("user", text), cancel, hold_unopened)
+
+    def again(self, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
+        """Answer the last question anew, with another seed. Raises UsageError where there is none."""
+        sampling = dataclasses.replace(self.sampling, seed=None)
+        yield from self._answer(self._said[:-2], self._last_question(), cancel, hold_unopened, sampling)
+
+    def go_on(self, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
+        """Go on with the last answer from where it ends. Raises UsageError where that cannot be."""
+        question, answer = self._last_question(), self._said[-1]
+        begun = self._cut or (() if answer.reasoning else answer.token_ids or self.engine.encode_raw(answer.text).ids)
+        if not begun:
+            raise UsageError("how this answer was written is not known any more", "/regen answers anew")
+        yield from self._answer(self._said[:-2], question, cancel, hold_unopened, begun=begun)
+
+    def _answer(
+        self,
+        before: Sequence[Message],
+        question: Message,
+        cancel: Cancel,
+        hold_unopened: bool,
+        sampling: Sampling | None = None,
+        begun: Sequence[int] = (),
+    ) -> Iterator[Event]:
+        system = [Message("system", self._system)] if self._system else []
+        prompt = [*system, *before, question]
+        for event in self.engine.reply(prompt, sampling or self.sampling, cancel, hold_unopened, begun):
             if isinstance(event, TurnEnd):
-                self.last = event.stats
+                self.stats.append(event.stats)
                 if event.message.text or event.message.reasoning:
-                    self._messages += [question, event.message]
+                    self._change([*before, question, event.message])
+                    self._cut = event.ids if event.reason != "stop" else ()
             yield event
+
+    def _last_question(self) -> Message:
+        if len(self._said) < 2:
+            raise UsageError("nothing was asked yet", "")
+        return self._said[-2]
+
+    def _change(self, said: list[Message]) -> None:
+        self._said = said
+        self._cut = ()
+        self._record(self)
