@@ -45,7 +45,7 @@ def test_importing_the_package_loads_no_heavy_library(tmp_path):
 def test_a_sampled_answer_needs_neither_numpy_nor_the_chat_formats_of_the_binding(smollm2, tmp_path):
     """They take longer to load than llama.cpp does."""
     loaded = loaded_by(PROGRAM, "ask", "-m", str(smollm2), "--max-tokens", "2", "--temp", "1", "hi", home=tmp_path)
-    assert "llama_cpp.llama_cpp" in loaded
+    assert "llama_cpp._ctypes_extensions" in loaded
     assert not {"numpy", "llama_cpp.llama_chat_format", "llama_cpp.llama"} & loaded
 
 
