@@ -164,7 +164,7 @@ def test_a_prompt_with_wrong_bytes_is_answered_and_told(model):
 
 # --- stdin and files
 
-READ = "import sys; from localllm.cancel import Cancel; from localllm.cli.inputs import attached_text; "
+READ = "import sys; from localllm.cancel import Cancel; from localllm.terminal.inputs import attached_text; "
 READ += "sys.stdout.write(attached_text(sys.argv[1:], Cancel(5), print))"
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from localllm import Message, Sampling, TurnEnd
 from localllm.cancel import Cancel
 from localllm.errors import UsageError
+from localllm.session import portable, room
 from localllm.session.chat import Chat
 
 TEXT = "Grüße, a 日本 answer with several words.".encode()
@@ -87,13 +88,90 @@ def _arguments(operation):
     return ["text", Cancel()] if operation == "instead" else [Cancel()]
 
 
-def test_the_oldest_turns_can_be_dropped():
-    """The system prompt stays, and no more are dropped than there are."""
+def test_the_model_can_be_spared_the_oldest_turns():
+    """The system prompt stays, and so does what was said; a summary stands in their place."""
     chat = chat_of(system="Be kind.")
     for text in ("one", "two", "three"):
         end_of(chat.turn(text, Cancel()))
-    assert chat.drop_oldest(2) == 2 and [m.text for m in chat.messages if m.role != "assistant"] == [
-        "Be kind.",
-        "three",
-    ]
-    assert chat.drop_oldest(5) == 1 and chat.messages == [Message("system", "Be kind.")]
+    chat.forget(1)
+    assert [m.text for m in chat.messages if m.role != "assistant"] == ["Be kind.", "two", "three"]
+    chat.forget(1, "They counted.")
+    assert chat.messages[2] == Message("assistant", "They counted.") and chat.messages[3].text == "three"
+    assert len(chat.said) == 6 and chat.forgotten_turns == 2
+    chat.undo()
+    assert len(chat.said) == 4 and chat.forgotten_turns == 0 and chat.messages[1].text == "one"
+
+
+@pytest.mark.parametrize("turns", [1, 4, 12])
+def test_room_is_made_by_forgetting_no_more_than_it_takes(turns):
+    """The question fits with a quarter of the context to spare, and one turn more would not have fitted."""
+    chat = chat_of(FakeDecoder(says(TEXT), n_ctx=1024), system="Be kind.")
+    for number in range(turns):
+        chat.replace([*chat.said, Message("user", f"question {number}" * 3), Message("assistant", "answer" * 8)])
+    dropped = room.make_room(chat, "x" * 300, Cancel())
+    prompt = [*chat.messages, Message("user", "x" * 300)]
+    assert len(chat.engine.encode(prompt).ids) + 256 <= 1024
+    if dropped:
+        more = [chat.messages[0], *chat.said[2 * dropped - 2 :], Message("user", "x" * 300)]
+        assert len(chat.engine.encode(more).ids) + 256 > 1024
+    assert dropped == chat.forgotten_turns and (dropped > 0) == (turns > 4)
+
+
+def test_a_question_that_never_fits_makes_the_model_forget_nothing():
+    """It is refused later, with the conversation as it was."""
+    chat = chat_of(FakeDecoder(says(TEXT), n_ctx=256))
+    end_of(chat.turn("one", Cancel()))
+    assert room.make_room(chat, "x" * 300, Cancel()) == 0 and chat.forgotten_turns == 0
+
+
+def test_a_summary_takes_the_place_of_the_older_half():
+    """The model writes it; what it stands for is no longer given to the model, and the rest is."""
+    chat = chat_of(FakeDecoder(says(b"A summary."), n_ctx=2048))
+    for text in ("one", "two", "three", "four"):
+        chat.replace([*chat.said, Message("user", text), Message("assistant", "answer to " + text)])
+    assert end_of(room.summarise(chat, Cancel())).message.text == "A summary."
+    assert chat.forgotten_turns == 2 and [m.text for m in chat.messages][1:3] == ["A summary.", "three"]
+    before = chat.messages
+    end_of(room.summarise(chat, Cancel(timeout_s=0)))
+    assert chat.messages == before
+
+
+def test_what_fills_the_context_adds_up():
+    """Tokens of the messages and of the model's layout are those of the prompt without its question."""
+    chat = chat_of(system="Be kind.")
+    end_of(chat.turn("one", Cancel()))
+    found = room.filled(chat)
+    assert [tokens for _, tokens in found.messages] == [8, 3, len(TEXT)]
+    assert found.total_tokens == len(chat.engine.encode(chat.messages).ids)
+
+
+MESSAGES = st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=4)
+
+
+@given(turns=MESSAGES, system=st.none() | st.text(min_size=1))
+def test_a_conversation_is_read_back_as_it_was_written(turns, system):
+    """Whatever its text holds."""
+    messages = [Message("system", system)] if system else []
+    for question, answer, reasoning in turns:
+        messages += [Message("user", question), Message("assistant", answer, reasoning=reasoning)]
+    assert portable.from_json(portable.as_json(messages)) == messages
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"messages": 3}',
+        '{"messages": [{"role": "user", "text": "only a question"}]}',
+        '{"messages": [{"role": "assistant", "text": "a"}, {"role": "user", "text": "b"}]}',
+        '{"messages": [{"role": "tool", "text": "a"}]}',
+        '{"messages": [{"role": "user", "text": 3}, {"role": "assistant", "text": "b"}]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_file_that_holds_no_conversation_is_refused(text):
+    """In one line, whatever it is."""
+    with pytest.raises(UsageError):
+        portable.from_json(text)

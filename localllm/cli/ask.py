@@ -10,9 +10,9 @@ import typer
 
 from localllm.cancel import Cancel
 from localllm.cli import options
-from localllm.cli.inputs import attached_text
 from localllm.cli.signals import cancelling
 from localllm.errors import EXIT_CODES, UsageError
+from localllm.terminal.inputs import attached_text
 from localllm.terminal.safe import one_line, readable
 from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
 

@@ -11,10 +11,10 @@ import typer
 
 from localllm.cancel import Cancel
 from localllm.cli import options
-from localllm.cli.inputs import attached_text
 from localllm.cli.models import Json, table
 from localllm.cli.signals import cancelling
 from localllm.errors import UsageError
+from localllm.terminal.inputs import attached_text
 from localllm.terminal.safe import one_line, readable
 from localllm.values import Message, Sampling, TurnEnd
 

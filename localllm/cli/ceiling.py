@@ -317,8 +317,8 @@ def _explained(
     from localllm import subjects
     from localllm.cancel import Cancel
     from localllm.ceiling import explain, hardware
-    from localllm.cli.inputs import text_of
     from localllm.terminal import ceiling_view
+    from localllm.terminal.inputs import text_of
 
     if len(names) > 1:
         raise UsageError("--explain needs one --gpu", "say what the file was measured on")

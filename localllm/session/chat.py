@@ -11,6 +11,8 @@ from localllm.engine.engine import Engine
 from localllm.errors import UsageError
 from localllm.values import Event, Message, Sampling, TurnEnd, TurnStats
 
+_ASKED = "What have we talked about so far?"
+
 
 class Chat:
     """One conversation with one engine. Both may be changed between turns.
@@ -32,6 +34,8 @@ class Chat:
         self._system = system
         self._choose_sampling = choose_sampling
         self._said = list(said)
+        self._forgotten = 0  # messages at the beginning that the model is not given any more
+        self._summary: tuple[Message, ...] = ()  # what it is given in their place
         self._record = record
         self._cut: tuple[int, ...] = ()  # all ids of the last answer, where it did not come to its own end
 
@@ -47,13 +51,23 @@ class Chat:
 
     @property
     def messages(self) -> list[Message]:
-        """What the model sees: the system prompt, if there is one, and all that was said."""
-        return [*([Message("system", self._system)] if self._system else []), *self._said]
+        """What the model sees: the system prompt, if there is one, and what was said and is not forgotten."""
+        return self._seen(len(self._said))
 
     @property
     def said(self) -> tuple[Message, ...]:
-        """Questions and answers, in turn."""
+        """All questions and answers, in turn."""
         return tuple(self._said)
+
+    @property
+    def remembered(self) -> tuple[Message, ...]:
+        """Those of them that the model is still given."""
+        return tuple(self._said[self._forgotten :])
+
+    @property
+    def forgotten_turns(self) -> int:
+        """How many of the oldest questions, with their answers, the model is not given any more."""
+        return self._forgotten // 2
 
     @property
     def last(self) -> TurnStats | None:
@@ -70,14 +84,20 @@ class Chat:
         self._change(self._said[:-2])
         return question
 
-    def drop_oldest(self, turns: int = 1) -> int:
-        """Forget the oldest questions with their answers; returns how many turns there were to forget."""
-        gone = min(turns, len(self._said) // 2)
-        self._change(self._said[2 * gone :])
-        return gone
+    def forget(self, turns: int, summary: str = "") -> None:
+        """Give the model no longer the oldest of the turns that it is given, but ``summary`` where there is one.
+
+        They stay in ``said``.
+        """
+        self._forgotten = min(self._forgotten + 2 * turns, len(self._said))
+        self._summary = (Message("user", _ASKED), Message("assistant", summary)) if summary else ()
+
+    def remember(self) -> None:
+        """Give the model all that was said."""
+        self._forgotten, self._summary = 0, ()
 
     def replace(self, messages: Sequence[Message]) -> None:
-        """Put other messages in the place of all that was said."""
+        """Put other questions and answers in the place of all that was said."""
         self._change(list(messages))
 
     def switch(self, load: Callable[[], Engine], reload: Callable[[], Engine]) -> None:
@@ -93,7 +113,9 @@ class Chat:
             self.engine = reload()
             raise
         self.sampling = self._choose_sampling(self.engine)
-        self._change([Message(m.role, m.text, reasoning=m.reasoning) for m in self._said])
+        self._said = [Message(m.role, m.text, reasoning=m.reasoning) for m in self._said]
+        self._cut = ()
+        self._record(self)
 
     def turn(self, text: str, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
         """Ask and answer. A partial answer is kept; a turn without any answer leaves the conversation as it was.
@@ -101,17 +123,18 @@ class Chat:
         ``hold_unopened``: see ``Engine.reply``. Raises PromptTooLong where the conversation no longer fits; it is
         unchanged then, too.
         """
-        yield from self._answer(self._said, Message("user", text), cancel, hold_unopened)
+        yield from self._answer(len(self._said), Message("user", text), cancel, hold_unopened)
 
     def instead(self, text: str, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
         """As ``turn``, in the place of the last question and its answer. Raises UsageError where there is none."""
         self._last_question()
-        yield from self._answer(self._said[:-2], Message("user", text), cancel, hold_unopened)
+        yield from self._answer(len(self._said) - 2, Message("user", text), cancel, hold_unopened)
 
     def again(self, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
         """Answer the last question anew, with another seed. Raises UsageError where there is none."""
         sampling = dataclasses.replace(self.sampling, seed=None)
-        yield from self._answer(self._said[:-2], self._last_question(), cancel, hold_unopened, sampling)
+        question = self._last_question()
+        yield from self._answer(len(self._said) - 2, question, cancel, hold_unopened, sampling)
 
     def go_on(self, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
         """Go on with the last answer from where it ends. Raises UsageError where that cannot be."""
@@ -119,26 +142,30 @@ class Chat:
         begun = self._cut or (() if answer.reasoning else answer.token_ids or self.engine.encode_raw(answer.text).ids)
         if not begun:
             raise UsageError("how this answer was written is not known any more", "/regen answers anew")
-        yield from self._answer(self._said[:-2], question, cancel, hold_unopened, begun=begun)
+        yield from self._answer(len(self._said) - 2, question, cancel, hold_unopened, begun=begun)
 
     def _answer(
         self,
-        before: Sequence[Message],
+        kept: int,
         question: Message,
         cancel: Cancel,
         hold_unopened: bool,
         sampling: Sampling | None = None,
         begun: Sequence[int] = (),
     ) -> Iterator[Event]:
-        system = [Message("system", self._system)] if self._system else []
-        prompt = [*system, *before, question]
+        """Ask ``question`` behind the first ``kept`` messages; what stood behind them gives way to it."""
+        prompt = [*self._seen(kept), question]
         for event in self.engine.reply(prompt, sampling or self.sampling, cancel, hold_unopened, begun):
             if isinstance(event, TurnEnd):
                 self.stats.append(event.stats)
                 if event.message.text or event.message.reasoning:
-                    self._change([*before, question, event.message])
+                    self._change([*self._said[:kept], question, event.message])
                     self._cut = event.ids if event.reason != "stop" else ()
             yield event
+
+    def _seen(self, stop: int) -> list[Message]:
+        system = [Message("system", self._system)] if self._system else []
+        return [*system, *self._summary, *self._said[self._forgotten : stop]]
 
     def _last_question(self) -> Message:
         if len(self._said) < 2:
@@ -147,5 +174,7 @@ class Chat:
 
     def _change(self, said: list[Message]) -> None:
         self._said = said
+        if len(said) < self._forgotten + 2:  # nothing would be left of what the model is given
+            self.remember()
         self._cut = ()
         self._record(self)
