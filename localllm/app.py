@@ -5,6 +5,7 @@ The one place that knows catalog, store, header check, memory and runtime togeth
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING
 from localllm import config
 from localllm.cancel import Cancel
 from localllm.config import Settings, default_model
-from localllm.errors import ModelNotFound, UsageError
+from localllm.errors import LocalLLMError, ModelNotFound, UsageError
 from localllm.models.catalog import full_catalog
 from localllm.models.gguf import ModelShape, read_header
-from localllm.models.store import Download, LocalModel, resolve
+from localllm.models.store import Download, LocalModel, all_local, resolve
 from localllm.values import ContextReason, ModelInfo, Sampling
 
 if TYPE_CHECKING:
@@ -85,6 +86,16 @@ def locate(
     model = resolve(wanted, full_catalog(), on_download, cancel)
     cancel.check()
     return Located(model, read_header(model.path))  # refuses what would take llama.cpp down
+
+
+@functools.cache
+def model_names() -> tuple[str, ...]:
+    """What a user may name: the models of this disk, then those of the catalog. None where the catalog is broken."""
+    try:
+        catalog = full_catalog()
+        return tuple(dict.fromkeys((*(model.name for model in all_local(catalog)), *catalog)))
+    except LocalLLMError:
+        return ()
 
 
 def open_engine(

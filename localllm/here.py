@@ -4,10 +4,11 @@ Where llama.cpp is built for the GPUs that are here and the table has them, thes
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from localllm.app import built_for_gpus
-from localllm.ceiling.answer import Question, Result, Subject, answer
+from localllm.ceiling.advice import advice
+from localllm.ceiling.answer import Question, Result, Subject, answer, at_depths
 from localllm.ceiling.detection import Detected, detected, main_memory
 from localllm.ceiling.machine import Machine
 from localllm.ceiling.measure import available_memory_bytes, read_bandwidth_gb_s, this_machine
@@ -15,9 +16,9 @@ from localllm.engine.threads import default_threads
 from localllm.errors import LocalLLMError
 from localllm.measured import last, learned
 from localllm.models.catalog import full_catalog
-from localllm.models.store import all_local
+from localllm.models.store import LocalModel, all_local
 from localllm.subjects import of_local
-from localllm.values import KvType
+from localllm.values import KvType, ModelInfo
 
 
 def machine() -> tuple[Machine, list[str]]:
@@ -60,6 +61,39 @@ def models(here: Machine, question: Question, kv: KvType) -> Iterator[tuple[Subj
             yield error
             continue
         yield subject, answered(subject, here, question)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What this machine's memory allows a model that is loaded."""
+
+    subject: Subject
+    machine: Machine
+    question: Question
+
+    def ceiling_tok_s(self, depth: int) -> float:
+        """Tokens per second that cannot be exceeded without guesses, behind so many tokens."""
+        return at_depths(self.subject, self.machine, self.question, [depth])[0].ceiling_tok_s
+
+    def shares(self, passes_s: float, depth: int) -> tuple[float, float]:
+        """Of the time of a pass, where there are so many in a second: what reading weights and KV cache must take."""
+        weights_s = 1 / self.ceiling_tok_s(0)
+        return passes_s * weights_s, passes_s * (1 / self.ceiling_tok_s(depth) - weights_s)
+
+    def advice(self, depth: int) -> list[str]:
+        """What would make it faster behind so many tokens, each with its number."""
+        question = replace(self.question, ctx=depth)
+        return advice(self.subject, answered(self.subject, self.machine, question), question)
+
+
+def bound(model: LocalModel, info: ModelInfo) -> Bound:
+    """For a model as it is loaded. Measures main memory (0.3 s) where the model runs on the processor.
+
+    Raises ModelFileError.
+    """
+    on_gpu = info.gpu_layers > 0
+    here = machine()[0] if on_gpu else Machine((this_machine(),))
+    return Bound(of_local(model, info.n_ctx, info.kv), here, Question(ctx=info.n_ctx))
 
 
 def bandwidths() -> dict[int, float]:

@@ -5,6 +5,7 @@ Knows nothing of models, terminals or files. Events are plain data: one class pe
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -168,10 +169,14 @@ class TurnStats:
 
     def inter_token_percentile(self, percent: float) -> float | None:
         """The given percentile of the inter-token latency in seconds, by the nearest-rank method."""
-        if not self.inter_token_s:
-            return None
-        ordered = sorted(self.inter_token_s)
-        return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+        return percentile(self.inter_token_s, percent)
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The given percentile by the nearest-rank method; None where there are no values."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from localllm.cancel import Cancel
 from localllm.errors import OutOfMemory, PromptTooLong, UsageError
 from localllm.session.chat import Chat
 from localllm.terminal import commands
-from localllm.terminal.keys import completions, is_complete, unquoted
+from localllm.terminal.keys import completions, is_complete, path_begun, unquoted
 from localllm.terminal.repl import history_path, line_settings_kept
 
 
@@ -274,9 +274,20 @@ def test_when_a_text_is_complete(text, complete, meant):
 
 def test_completion_knows_the_commands():
     """A slash and the beginning of a name; never inside ordinary text."""
-    assert [name for name, _ in completions("/")] == [f"/{command.name}" for command in commands.COMMANDS]
-    assert [name for name, _ in completions("/st")] == ["/stats"]
-    assert completions("what is /st") == completions("/system now") == []
+    names = [f"/{command.name}" for command in commands.COMMANDS]
+    assert [name for name, _ in completions("/", tuple)] == names
+    assert [name for name, _ in completions("/st", tuple)] == ["/stats"]
+    assert completions("what is /st", tuple) == completions("/system now", tuple) == []
+
+
+def test_completion_knows_models_commands_and_where_a_path_begins():
+    """Each where a command takes it, and a path behind an @ anywhere."""
+    models = lambda: ["qwen3-8b", "qwen3-4b", "smollm2-135m"]  # noqa: E731
+    assert [name for name, _ in completions("/model qwen", models)] == ["qwen3-8b", "qwen3-4b"]
+    assert [name for name, _ in completions("/help re", models)] == ["regen"]
+    assert path_begun("/file ~/do") == "~/do" and path_begun("/save ") == ""
+    assert path_begun("compare @a.txt with @b") == "b" and path_begun("mail me@x") is None
+    assert path_begun("@a.txt ") is None and path_begun("/system @") == ""
 
 
 def test_a_command_and_its_argument_may_be_separated_by_any_space():
@@ -284,7 +295,7 @@ def test_a_command_and_its_argument_may_be_separated_by_any_space():
     chat = Chat(fake_engine(FakeDecoder(says(b""))), greedy)
     for line in ("/system Be brief.", "/system\nBe brief.", " /system\tBe brief. "):
         chat.system = ""
-        commands.run(line, commands.Context(chat, lambda name: None))
+        commands.run(line, commands.Context(chat, lambda name: None, lambda: None, sys.stdout))
         assert chat.system == "Be brief."
 
 

@@ -12,6 +12,7 @@ from localllm.values import Sampling
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
+    from localllm.here import Bound
 
 
 def chat(
@@ -54,7 +55,7 @@ def chat(
     if not is_terminal():
         raise UsageError("chat needs a terminal", 'in pipes and scripts use: localllm ask "…"')
 
-    from localllm.app import Located, locate, open_engine
+    from localllm.app import Located, locate, model_names, open_engine
     from localllm.config import data_dir
     from localllm.session.chat import Chat
     from localllm.terminal.progress import download_progress
@@ -85,10 +86,16 @@ def chat(
         conversation.switch(lambda: load(wanted), lambda: load(current))
         current = wanted
 
+    def measured() -> "Bound":
+        from localllm.here import bound
+
+        return bound(current.model, conversation.engine.info)
+
     try:
         leave_on_signals()
         view = View.of_terminal(reasoning=not hide_reasoning)
         with line_settings_kept():
-            return Repl(conversation, view, switch, cancelling, history_path(data_dir())).run()
+            history = history_path(data_dir())
+            return Repl(conversation, view, switch, measured, cancelling, history, model_names).run()
     finally:
         conversation.engine.close()

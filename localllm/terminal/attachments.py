@@ -45,7 +45,7 @@ def mentioned(text: str) -> tuple[list[str], list[str]]:
         if name:
             files.append(name)
         elif "/" in word or "." in word.rstrip(_TRAILING):
-            others.append(word)
+            others.append(word.rstrip(_TRAILING))
     return list(dict.fromkeys(files)), others
 
 

@@ -1,14 +1,26 @@
 """The slash commands of a chat: an explicit table, and a pure function that reads a line.
 
-Each command gets the chat and its argument and says what to print. Knows no keys and no screen.
+Each command gets the chat and its argument and says what to print, what to answer or what to edit. Knows no keys and
+no screen.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
+from localllm.cancel import Cancel
 from localllm.errors import UsageError
+from localllm.session import portable
 from localllm.session.chat import Chat
-from localllm.terminal.render import stats_summary
+from localllm.session.room import filled
+from localllm.terminal import attachments, clipboard, render
+from localllm.terminal.context_view import context_view
+from localllm.terminal.progress import size_text
+from localllm.values import Event
+
+if TYPE_CHECKING:
+    from localllm.here import Bound
 
 
 class Leave(Exception):
@@ -16,28 +28,53 @@ class Leave(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """A command that has the model answer: ``begin(cancel, hold_unopened)`` gives the events of the turn."""
+
+    begin: Callable[[Cancel, bool], Iterator[Event]]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A command that puts a text into the input line, to be sent in the place of the last question."""
+
+    text: str
+
+
+Outcome = str | Answer | Edit
+
+
+@dataclass
 class Context:
-    """What commands may use: the chat, and how to load another model."""
+    """What commands may use: the chat, its screen, how to load another model, and what its memory allows.
+
+    ``files`` go with the next message; ``typed`` tells what the user wrote of a question that files went with.
+    """
 
     chat: Chat
     switch_model: Callable[[str], None]
+    bound: "Callable[[], Bound]"
+    out: TextIO
+    files: list[attachments.Attachment] = field(default_factory=list)
+    typed: dict[str, tuple[str, list[attachments.Attachment]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One slash command; ``run`` returns the text to show."""
+    """One slash command; ``run`` returns what is to happen. ``completes`` says what its argument is completed with."""
 
     name: str
-    run: Callable[[Context, str], str]
+    run: Callable[[Context, str], Outcome]
     help: str
     argument: str = ""
     aliases: tuple[str, ...] = ()
+    completes: str = ""
 
 
 def _help(_: Context, argument: str) -> str:
     if argument:
         command = find(argument.removeprefix("/"))
-        return f"/{command.name} {command.argument}".rstrip() + f": {command.help}"
+        return f"{_usage(command)}: {command.help}"
     return help_text()
 
 
@@ -76,22 +113,151 @@ def _model(context: Context, argument: str) -> str:
     return f"{info.name}, context {info.n_ctx:,}"
 
 
+# --- the last turn -----------------------------------------------------------------------------------------------
+
+
+def _regen(context: Context, _: str) -> Answer:
+    _last_question(context)
+    return Answer(context.chat.again)
+
+
+def _continue(context: Context, _: str) -> Answer:
+    _last_question(context)
+    return Answer(context.chat.go_on)
+
+
+def _undo(context: Context, _: str) -> str:
+    question = context.chat.undo()
+    typed, _files = context.typed.get(question.text, (question.text, []))
+    turns = len(context.chat.said) // 2
+    left = f"{turns} left" if turns else "the conversation is empty"
+    return f"taken back: {render.shortened(typed)} ({left})"
+
+
+def _edit(context: Context, _: str) -> Edit:
+    question = _last_question(context)
+    typed, files = context.typed.get(question, (question, []))
+    context.files[:] = files
+    return Edit(typed)
+
+
+def _last_question(context: Context) -> str:
+    said = context.chat.said
+    if len(said) < 2:
+        raise UsageError("nothing was asked yet", "")
+    return said[-2].text
+
+
+def _last_answer(context: Context) -> str:
+    said = context.chat.said
+    if not said:
+        raise UsageError("there is no answer yet", "")
+    return said[-1].text
+
+
+# --- files and the clipboard -------------------------------------------------------------------------------------
+
+
+def _file(context: Context, argument: str) -> str:
+    if not argument:
+        names = ", ".join(file.name for file in context.files)
+        return f"with your next message: {names}; /file none takes them away" if names else "/file PATH attaches a file"
+    if argument == "none":
+        context.files.clear()
+        return "no files go with your next message"
+    attached = attachments.read(argument)
+    context.files.append(attached)
+    return f"{described(context.chat, attached)}; goes with your next message"
+
+
+def described(chat: Chat, file: attachments.Attachment) -> str:
+    """How large a file is, for people and for the model."""
+    size = size_text(len(file.text.encode("utf-8", "replace")))
+    tokens = len(chat.engine.encode_raw(file.text).ids)
+    return f"{file.name}: {size}, {tokens:,} tokens ({100 * tokens / chat.engine.info.n_ctx:.0f} % of the context)"
+
+
+def _copy(context: Context, _: str) -> str:
+    text = _last_answer(context)
+    return f"copied {len(text):,} characters {clipboard.copy(text, context.out)}"
+
+
+def _save(context: Context, argument: str) -> str:
+    if not argument:
+        raise UsageError("/save needs the name of a file", "NAME.md is for reading, /load reads NAME.json back")
+    if not context.chat.said:
+        raise UsageError("there is nothing to save yet", "")
+    path = Path(argument).expanduser()
+    form = portable.as_json if path.suffix == ".json" else portable.as_markdown
+    system = [message for message in context.chat.messages if message.role == "system"]
+    try:
+        with path.open("x", encoding="utf-8", errors="replace") as file:
+            file.write(form([*system, *context.chat.said]))
+    except FileExistsError:
+        raise UsageError(f"{argument} is there already", "name another file, or remove it first") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot write {argument}: {reason}", "name another file") from error
+    return f"saved {len(context.chat.said) // 2} questions and answers to {argument}"
+
+
+def _load(context: Context, argument: str) -> str:
+    if not argument:
+        raise UsageError("/load needs the name of a file", "one that /save NAME.json wrote")
+    messages = portable.from_json(attachments.read(argument).text)
+    context.chat.replace([message for message in messages if message.role != "system"])
+    context.chat.system = next((message.text for message in messages if message.role == "system"), "")
+    return f"{len(context.chat.said) // 2} questions and answers from {argument}"
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
+
+
 def _stats(context: Context, _: str) -> str:
-    return stats_summary(context.chat.last, context.chat.engine.info.n_ctx) if context.chat.last else "no answer yet"
+    chat = context.chat
+    if not chat.stats:
+        return "no answer yet"
+    last = render.stats_summary(chat.stats[-1], chat.engine.info.n_ctx)
+    return f"{last}\n\n{render.session_summary(chat.stats)}" if len(chat.stats) > 1 else last
+
+
+def _context(context: Context, _: str) -> str:
+    chat = context.chat
+    return context_view(filled(chat), chat.forgotten_turns, render.columns(context.out))
+
+
+def _why(context: Context, _: str) -> str:
+    chat = context.chat
+    if not chat.stats:
+        return "no answer yet"
+    from localllm.terminal.why import why
+
+    return why(chat.stats[-1], chat.engine.info, context.bound())
 
 
 COMMANDS = (
-    Command("help", _help, "show the commands, or what one does", "[COMMAND]", ("?",)),
+    Command("help", _help, "show the commands, or what one does", "[COMMAND]", ("?",), completes="command"),
     Command("exit", _exit, "leave", aliases=("bye", "quit")),
     Command("clear", _clear, "forget the conversation; the system prompt stays"),
+    Command("regen", _regen, "answer the last question anew"),
+    Command("undo", _undo, "take the last question and its answer back"),
+    Command("edit", _edit, "change the last question and ask it again"),
+    Command("continue", _continue, "go on with an answer that was cut"),
+    Command("file", _file, "attach a text file to the next message, as @PATH in it does", "[PATH|none]", (), "file"),
+    Command("copy", _copy, "copy the last answer to the clipboard"),
+    Command("save", _save, "write the conversation to NAME.md or NAME.json", "FILE", completes="file"),
+    Command("load", _load, "go on with the conversation in a NAME.json", "FILE", completes="file"),
     Command("system", _system, "show or set the system prompt; /system none removes it", "[TEXT]"),
-    Command("model", _model, "show the model, or go on with another one", "[NAME|PATH]"),
-    Command("stats", _stats, "show what the last answer cost"),
+    Command("model", _model, "show the model, or go on with another one", "[NAME|PATH]", completes="model"),
+    Command("context", _context, "show what fills the context"),
+    Command("stats", _stats, "show what the last answer cost, and all of them"),
+    Command("why", _why, "explain the last answer's time against what this machine's memory allows"),
 )
 
 KEYS_HELP = (
     "Enter sends. Ctrl-J, Alt-Enter or a \\ at the end of a line begin a new line; so does a block between "
-    'two """.\nCtrl-C stops an answer and keeps what was written. Ctrl-G opens $EDITOR. Ctrl-D leaves.'
+    'two """.\nCtrl-C stops an answer and keeps what was written. Ctrl-R searches what was typed, Tab completes.\n'
+    "Ctrl-G opens $EDITOR. Ctrl-D leaves."
 )
 
 
@@ -116,7 +282,7 @@ def is_command(line: str) -> bool:
     return word.startswith("/") and "/" not in word[1:] and len(word) > 1
 
 
-def run(line: str, context: Context) -> str:
-    """Run the command in ``line``; returns what to show. Raises Leave, UsageError and what the command does."""
+def run(line: str, context: Context) -> Outcome:
+    """Run the command in ``line``; returns what is to happen. Raises Leave, LocalLLMError."""
     name, *rest = line.strip().removeprefix("/").split(maxsplit=1)
     return find(name).run(context, "".join(rest))

@@ -1,16 +1,17 @@
 """The input line: what the keys do and when a text is complete. Handlers are thin, the rules pure functions."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import run_in_terminal
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.application import get_app, run_in_terminal
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
-from prompt_toolkit.filters import is_searching
+from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.styles import Style
 
 from localllm.errors import UsageError
 from localllm.terminal.commands import COMMANDS
@@ -34,36 +35,76 @@ def unquoted(text: str) -> str:
     return text.replace("\\\n", "\n")
 
 
-def completions(text: str) -> list[tuple[str, str]]:
-    """Names of commands that go on from ``text``, with their help."""
-    if not text.startswith("/") or " " in text:
+def completions(text: str, models: Callable[[], Sequence[str]]) -> list[tuple[str, str]]:
+    """What the word at the end of ``text`` may become, each with its help: names of commands, or of models.
+
+    Files are not among them: the disk is asked for these.
+    """
+    if not text.startswith("/"):
         return []
-    return [(f"/{command.name}", command.help) for command in COMMANDS if command.name.startswith(text[1:])]
+    if " " not in text:
+        return [(f"/{command.name}", command.help) for command in COMMANDS if command.name.startswith(text[1:])]
+    name, _, argument = text[1:].partition(" ")
+    match _completed_with(name):
+        case "model":
+            return [(model, "") for model in models() if model.startswith(argument)]
+        case "command":
+            return [(command.name, command.help) for command in COMMANDS if command.name.startswith(argument)]
+    return []
 
 
-def new_prompt(history_file: Path | None, say: Callable[[str], None]) -> "PromptSession[str]":
+def path_begun(text: str) -> str | None:
+    """The beginning of a path at the end of ``text``: the argument of a command that takes one, or behind an @."""
+    name, space, argument = text.removeprefix("/").partition(" ")
+    if text.startswith("/") and space and _completed_with(name) in ("file", "model"):
+        return argument
+    word = text.split()[-1] if text and not text[-1].isspace() else ""
+    return word[1:] if word.startswith("@") else None
+
+
+def _completed_with(name: str) -> str:
+    return next((c.completes for c in COMMANDS if name in (c.name, *c.aliases)), "")
+
+
+def new_prompt(
+    history_file: Path | None,
+    say: Callable[[str], None],
+    models: Callable[[], Sequence[str]] = tuple,
+    toolbar: Callable[[], str] | None = None,
+) -> "PromptSession[str]":
     """The input line with history, completion and keys. ``history_file`` None keeps history in memory.
 
-    ``say`` shows a line above it, where a key could not do its work.
+    ``say`` shows a line above it, where a key could not do its work; ``models`` are names to complete; ``toolbar``
+    gives the line under it.
     """
     return PromptSession(
         history=_History(str(history_file)) if history_file else InMemoryHistory(),
-        completer=_CommandCompleter(),
-        complete_while_typing=True,
+        completer=_Completer(models),
+        complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
         key_bindings=_bindings(say),
         multiline=True,
         enable_open_in_editor=False,
         enable_suspend=True,
         prompt_continuation="  ",
         reserve_space_for_menu=4,
+        bottom_toolbar=toolbar,
+        style=Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"}),
     )
 
 
-class _CommandCompleter(Completer):
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:  # noqa: ARG002
+class _Completer(Completer):
+    def __init__(self, models: Callable[[], Sequence[str]]) -> None:
+        self._models = models
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         text = document.text_before_cursor
-        for name, help_text in completions(text):
-            yield Completion(name, start_position=-len(text), display_meta=help_text)
+        word = text.rpartition(" ")[2]
+        for name, help_text in completions(text, self._models):
+            yield Completion(name, start_position=-len(word), display_meta=help_text)
+        begun = path_begun(text)
+        if begun is not None:
+            yield from self._paths.get_completions(Document(begun), complete_event)
 
 
 class _History(FileHistory):

@@ -4,16 +4,28 @@ The answer goes to stdout and nothing else does; progress goes to stderr. A rend
 asks the engine anything.
 """
 
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO, assert_never
 
-from localllm.terminal.safe import safe
-from localllm.values import ContextReason, Event, FinishReason, ModelInfo, Progress, Reasoning, Text, TurnEnd, TurnStats
+from localllm.terminal.safe import one_line, safe
+from localllm.values import (
+    ContextReason,
+    Event,
+    FinishReason,
+    ModelInfo,
+    Progress,
+    Reasoning,
+    Text,
+    TurnEnd,
+    TurnStats,
+    percentile,
+)
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 _PROGRESS_AFTER_S = 0.5  # what takes less needs no progress
@@ -155,10 +167,18 @@ class _ProgressLine:
         if not self._enabled or time.monotonic() - self._begin_s < _PROGRESS_AFTER_S:
             return
         percent = 100 * event.done // max(1, event.total)
-        line = f"reading the prompt: {event.done:,} of {event.total:,} tokens ({percent} %)"
+        line = f"reading the prompt: {event.done:,} of {event.total:,} tokens ({percent} %){self._time_left(event)}"
         self._status.write("\r\x1b[K" + line[: columns(self._status) - 1])  # one row, or it cannot be taken away
         self._status.flush()
         self._shown = True
+
+    def _time_left(self, event: Progress) -> str:
+        """By the rate so far; what was cached took no time."""
+        read, left = event.done - event.cached, event.total - event.done
+        if read <= 0 or left <= 0:
+            return ""
+        left_s = (time.monotonic() - self._begin_s) * left / read
+        return f", {left_s:.0f} s left" if left_s < 90 else f", {left_s / 60:.0f} min left"
 
     def clear(self) -> None:
         if self._shown:
@@ -220,6 +240,56 @@ def stats_summary(stats: TurnStats, n_ctx: int) -> str:
         ("context", f"{stats.context_tokens:,} of {n_ctx:,} tokens ({100 * stats.context_tokens / n_ctx:.0f} %)"),
     ]
     return "\n".join(f"{name:16} {value}" for name, value in rows)
+
+
+def session_summary(turns: Sequence[TurnStats]) -> str:
+    """What all turns of a process cost together."""
+    read, cached = sum(turn.read_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)
+    written = sum(turn.output_tokens for turn in turns)
+    prefill_s, decode_s = sum(turn.prefill_s for turn in turns), sum(turn.decode_s for turn in turns)
+    steps = sum(max(0, turn.output_tokens - 1) for turn in turns)
+    drafted, accepted = sum(turn.drafted for turn in turns), sum(turn.accepted for turn in turns)
+    between = tuple(itertools.chain.from_iterable(turn.inter_token_s for turn in turns))
+    rows = [
+        ("all turns", f"{len(turns):,}"),
+        ("prompts", f"{read + cached:,} tokens, {cached:,} of them already in the KV cache"),
+        ("prefill", f"{read:,} tokens in {prefill_s:.3f} s" + _with_unit(_rate(read, prefill_s), "tok/s", ", ")),
+        ("decode", f"{written:,} tokens in {decode_s:.3f} s" + _with_unit(_rate(steps, decode_s), "tok/s", ", ")),
+        ("inter-token p50", _milliseconds(percentile(between, 50))),
+        ("inter-token p99", _milliseconds(percentile(between, 99))),
+    ]
+    if drafted:
+        rows.append(("drafts", f"drafted {drafted:,}, accepted {accepted:,}" + _percent(accepted / drafted)))
+    return "\n".join(f"{name:16} {value}" for name, value in rows)
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def toolbar(info: ModelInfo, stats: TurnStats | None, ceiling_tok_s: float | None, width: int) -> str:
+    """One line under the input: the model, its context, and what the last answer had; as much as there is room for."""
+    parts = [info.name]
+    if stats is None:
+        parts.append(f"context {info.n_ctx:,}")
+    else:
+        share = 100 * stats.context_tokens / info.n_ctx
+        parts.append(f"context {stats.context_tokens:,}/{info.n_ctx:,} ({share:.0f} %)")
+        if stats.decode_tok_s is not None:
+            of_ceiling = f" ({100 * stats.decode_tok_s / ceiling_tok_s:.0f} % of the ceiling)" if ceiling_tok_s else ""
+            parts.append(f"{stats.decode_tok_s:,.1f} tok/s{of_ceiling}")
+        parts.append(f"{stats.cached_tokens:,} cached")
+        if stats.acceptance_rate is not None:
+            parts.append(f"{100 * stats.acceptance_rate:.0f} % of drafts accepted")
+    while len(parts) > 1 and len(" · ".join(parts)) > width:
+        parts.pop()
+    return " · ".join(parts)[:width]
+
+
+def shortened(text: str, width: int = 60) -> str:
+    """The beginning of a text, in one line."""
+    line = one_line(text[: 4 * width])
+    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def _with_unit(value: float | None, unit: str, before: str = "") -> str:

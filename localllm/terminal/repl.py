@@ -7,28 +7,41 @@ import os
 import sys
 import termios
 import textwrap
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
 
 from localllm.cancel import Cancel
-from localllm.errors import LocalLLMError, PromptTooLong
+from localllm.errors import Cancelled, LocalLLMError, PromptTooLong
 from localllm.session.chat import Chat
-from localllm.terminal import commands, keys, render
+from localllm.session.room import make_room, summarise
+from localllm.terminal import attachments, commands, keys, render
 from localllm.terminal.safe import readable, safe
+from localllm.values import Event, TurnEnd, TurnStats
+
+if TYPE_CHECKING:
+    from localllm.here import Bound
 
 _MIN_COLUMNS = 20  # in a narrower window our lines are folded by the terminal
+_FULL_SHARE = 0.8  # of the context, from which it is told
+_MEASURE_AFTER_S = 1.0  # of quiet after an answer
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and localllm chat --ctx-size N gives more room"
 
 Cancelling = Callable[[Cancel], AbstractContextManager[None]]
+WhenFull = Literal["drop", "summarise", "stop"]
 
 
 class Repl:
     """One conversation in this terminal.
 
-    ``switch_model`` loads another model into the chat; ``cancelling`` makes a Cancel react to signals.
+    ``switch_model`` loads another model into the chat; ``measure`` tells what memory allows the present one;
+    ``cancelling`` makes a Cancel react to signals; ``models`` are names to complete.
     """
 
     def __init__(
@@ -36,14 +49,20 @@ class Repl:
         chat: Chat,
         view: render.View,
         switch_model: Callable[[str], None],
+        measure: "Callable[[], Bound]",
         cancelling: Cancelling,
         history_file: Path | None,
+        models: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._chat = chat
         self._view = view
-        self._context = commands.Context(chat, switch_model)
+        self._ceiling = _Ceiling(chat, measure)
+        self._context = commands.Context(chat, switch_model, self._ceiling.bound, view.out)
         self._cancelling = cancelling
-        self._prompt = keys.new_prompt(history_file, self._say)
+        self._when_full: WhenFull | None = None
+        self._told_full = False
+        self._editing: str | None = None  # the text of a question that is being changed
+        self._prompt = keys.new_prompt(history_file, self._say, models, self._toolbar)
 
     def run(self) -> int:
         """Talk until the user leaves; returns the exit code."""
@@ -53,11 +72,13 @@ class Repl:
             self._say(render.NO_TEMPLATE)
         while True:
             try:
-                # Here Ctrl-C is a key. A SIGINT is somebody else's: the user's, in the editor that Ctrl-G opened.
-                line = self._prompt.prompt(HTML("<b>&gt; </b>") if self._view.color else "> ", handle_sigint=False)
+                line = self._read()
             except KeyboardInterrupt:  # takes back what was typed; where nothing was, somebody wants to leave
-                if not self._prompt.default_buffer.text:
+                if self._editing is not None:
+                    self._say("the question stays as it was")
+                elif not self._prompt.default_buffer.text:
                     self._say("Ctrl-D or /exit leaves")
+                self._editing = None
                 continue
             except EOFError:
                 return 0
@@ -68,36 +89,165 @@ class Repl:
             except LocalLLMError as error:
                 self._say(f"{error.message}; {error.hint}" if error.hint else error.message)
 
-    def _handle(self, line: str) -> None:
-        if commands.is_command(line):
-            self._say(commands.run(line, self._context))
-        elif text := keys.unquoted(line).strip():
-            self._answer(text)
+    def _read(self) -> str:
+        """A line or a block. Here Ctrl-C is a key; a SIGINT is somebody else's: the user's, in their editor."""
+        mark = HTML("<b>&gt; </b>") if self._view.color else "> "
+        with self._ceiling.measured_when_quiet(self._prompt.app.invalidate):
+            return self._prompt.prompt(mark, default=self._editing or "", handle_sigint=False)
 
-    def _answer(self, text: str) -> None:
-        cancel = Cancel()
-        with self._cancelling(cancel), keys_unseen():
-            try:
-                end = render.show(self._chat.turn(text, cancel, not self._view.reasoning), self._view)
-            except PromptTooLong as error:
+    def _handle(self, line: str) -> None:
+        editing, self._editing = self._editing is not None, None
+        if commands.is_command(line):
+            match commands.run(line, self._context):
+                case commands.Answer(begin):
+                    self._answer(begin, lambda: self._chat.said[-2].text)
+                case commands.Edit(text):
+                    self._editing = text
+                case said:
+                    self._say(said)
+        elif text := keys.unquoted(line).strip():
+            self._ask(text, instead=editing)
+
+    def _ask(self, text: str, instead: bool) -> None:
+        """Send a message with the files that go with it."""
+        names, others = attachments.mentioned(text)
+        read = [attachments.read(name) for name in names]
+        for file in read:
+            self._say(commands.described(self._chat, file))
+        for other in others:
+            self._say(f"@{other} is no file here, so it stays text")
+        files = [*self._context.files, *read]
+        question = attachments.with_files(text, files)
+        send = self._chat.instead if instead else self._chat.turn
+        self._context.typed[question] = (text, list(self._context.files))
+        self._answer(partial(send, question), lambda: question)
+        self._context.files.clear()
+
+    def _answer(self, begin: Callable[[Cancel, bool], Iterator[Event]], question: Callable[[], str]) -> None:
+        try:
+            end = self._show(begin)
+        except PromptTooLong as error:
+            if not self._make_room(question()):
                 raise PromptTooLong(error.message, _ROOM_HINT) from error
+            end = self._show(begin)
         notes = [cut] if (cut := render.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
             notes.append("the question is not kept")
         elif end.reason == "context":
-            notes.append(_ROOM_HINT)
+            notes.append("/continue makes room and goes on with the answer")
         for note in notes:
             self._say(note)
         self._say(render.stats_line(end, self._chat.engine.info.n_ctx))
+        self._tell_when_full(end.stats)
         self._chat.engine.keep(background=True)
+
+    def _show(self, begin: Callable[[Cancel, bool], Iterator[Event]]) -> TurnEnd:
+        cancel = Cancel()
+        with self._cancelling(cancel), keys_unseen():
+            return render.show(begin(cancel, not self._view.reasoning), self._view)
+
+    # --- a full context ------------------------------------------------------------------------------------------
+
+    def _tell_when_full(self, stats: TurnStats) -> None:
+        share = stats.context_tokens / self._chat.engine.info.n_ctx
+        if share >= _FULL_SHARE and not self._told_full:
+            then = "you will be asked what to do" if self._when_full is None else f"as chosen: {self._when_full}"
+            self._say(f"the context is {100 * share:.0f} % full (/context shows with what); when it is full: {then}")
+        self._told_full = share >= _FULL_SHARE
+
+    def _make_room(self, question: str) -> bool:
+        """Do what the user wants where the context is full; False where nothing was or could be done."""
+        if not self._chat.remembered:
+            return False
+        self._when_full = self._when_full or self._asked_what_to_do()
+        if self._when_full == "stop":
+            return False
+        if self._when_full == "summarise":
+            self._say("the context is full; the model summarises the older half of the conversation:")
+            before = self._chat.forgotten_turns
+            self._show(partial(summarise, self._chat))
+            if (gone := self._chat.forgotten_turns - before) > 0:
+                self._say(f"this stands for the oldest {gone} questions and answers now")
+            else:
+                self._say("there is no whole summary, so the oldest are dropped instead")
+        dropped = make_room(self._chat, question, Cancel())
+        if dropped:
+            self._say(f"the model is no longer given the oldest {dropped} questions and answers (/context)")
+        return dropped > 0 or self._when_full == "summarise"
+
+    def _asked_what_to_do(self) -> WhenFull:
+        choices: dict[str, WhenFull] = {"d": "drop", "s": "summarise", "n": "stop"}
+        self._say("the context is full. [d]rop the oldest questions, [s]ummarise them, or [n]either?")
+        while True:
+            try:
+                typed = self._choice.prompt("d/s/n> ").strip().lower()[:1]
+            except (KeyboardInterrupt, EOFError):
+                raise Cancelled("interrupted") from None
+            if typed in choices:
+                return choices[typed]
+
+    @cached_property
+    def _choice(self) -> "PromptSession[str]":
+        return PromptSession()
+
+    # --- our own lines -------------------------------------------------------------------------------------------
+
+    def _toolbar(self) -> str:
+        stats, info = self._chat.last, self._chat.engine.info
+        ceiling = self._ceiling.tok_s(stats.context_tokens) if stats else None
+        return render.toolbar(info, stats, ceiling, render.columns(self._view.out) - 1)
 
     def _say(self, text: str) -> None:
         """Lines of our own, told apart from the model's by being dim; folded between words."""
         width = max(_MIN_COLUMNS, render.columns(self._view.out))
-        folded = (textwrap.fill(line, width, break_long_words=False) for line in safe(text).split("\n"))
+        folded = (_folded(line, width) for line in safe(text).split("\n"))
         shown = "\n".join(folded)
         shown = f"\x1b[2m{shown}\x1b[0m" if self._view.color else shown
         print(shown, file=self._view.out, flush=True)
+
+
+def _folded(line: str, width: int) -> str:
+    return line if len(line) <= width else textwrap.fill(line, width, break_long_words=False)
+
+
+class _Ceiling:
+    """What memory allows the present model: measured once for each, when nothing else runs."""
+
+    def __init__(self, chat: Chat, measure: "Callable[[], Bound]") -> None:
+        self._chat, self._measure = chat, measure
+        self._found: tuple[object, Bound] | None = None  # the engine that it was found for
+
+    def bound(self) -> "Bound":
+        """Measured now where it is not known. Raises LocalLLMError."""
+        engine = self._chat.engine
+        if self._found is None or self._found[0] is not engine:
+            self._found = engine, self._measure()
+        return self._found[1]
+
+    def tok_s(self, depth: int) -> float | None:
+        """The ceiling behind so many tokens, where it is known."""
+        known = self._found is not None and self._found[0] is self._chat.engine
+        return self.bound().ceiling_tok_s(depth) if known else None
+
+    @contextmanager
+    def measured_when_quiet(self, then: Callable[[], None]) -> Iterator[None]:
+        """Find it out while the user reads the first answer and types."""
+        if not self._chat.stats or self.tok_s(0) is not None:
+            yield
+            return
+
+        def find() -> None:
+            with suppress(LocalLLMError):
+                self.bound()
+                then()
+
+        timer = threading.Timer(_MEASURE_AFTER_S, find)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 @contextmanager

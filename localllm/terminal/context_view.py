@@ -1,0 +1,44 @@
+"""What fills the context, as rows with bars. Pure: knows neither model nor terminal."""
+
+from localllm.session.room import Filled
+from localllm.terminal.safe import one_line
+from localllm.values import Message
+
+_WHO = {"system": "system", "user": "you", "assistant": "answer"}
+_MOST_ROWS = 16
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def context_view(filled: Filled, forgotten_turns: int, columns: int) -> str:
+    """A row for each message that the model is given, the oldest together in one where there are many."""
+    rows = [(f"{_WHO[message.role]:8}", tokens, _beginning(message)) for message, tokens in filled.messages]
+    if len(rows) > _MOST_ROWS:
+        earlier = rows[: len(rows) - _MOST_ROWS]
+        tokens = sum(tokens for _, tokens, _ in earlier)
+        rows = [("earlier ", tokens, f"{len(earlier)} messages"), *rows[len(earlier) :]]
+    if filled.layout_tokens:
+        rows.append(("layout  ", filled.layout_tokens, "what the model's chat template adds"))
+    free = max(0, filled.n_ctx - filled.total_tokens)
+    rows.append(("free    ", free, ""))
+    width = max(8, min(24, columns - 50))
+    lines = [
+        f"{name} {tokens:>8,}  {bar(tokens / filled.n_ctx, width)}  {text}".rstrip() for name, tokens, text in rows
+    ]
+    lines = [line[: columns - 1] for line in lines]
+    share = 100 * filled.total_tokens / filled.n_ctx
+    head = f"context: {filled.total_tokens:,} of {filled.n_ctx:,} tokens ({share:.0f} %)"
+    if forgotten_turns:
+        head += f"; the model is no longer given the oldest {forgotten_turns} questions and answers"
+    return "\n".join([head, *lines])
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of ``width`` cells, filled to ``share`` in eighths of a cell; something shows where there is something."""
+    eighths = max(1 if share > 0 else 0, round(8 * width * min(1.0, share)))
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def _beginning(message: Message) -> str:
+    text = one_line(message.text[:200])
+    return text if len(text) <= 40 else text[:39] + "…"

@@ -1,0 +1,59 @@
+"""The time of an answer in words: which phase took how long, what bounds it on this machine, what would help. Pure.
+
+Computes no ceiling and measures nothing: both come in.
+"""
+
+from collections.abc import Iterator
+
+from localllm.here import Bound
+from localllm.terminal.ceiling_view import gb
+from localllm.values import ModelInfo, TurnStats
+
+_MOST_ADVICE = 3
+
+
+def why(stats: TurnStats, info: ModelInfo, bound: Bound) -> str:
+    """What took the time of the last answer, a paragraph for each phase."""
+    return "\n".join([*_prefill(stats), *_decode(stats, info, bound), *_help(stats, bound)])
+
+
+def _prefill(stats: TurnStats) -> Iterator[str]:
+    first = f"{stats.ttft_s:.2f} s" if stats.ttft_s is not None else "no time that could be measured"
+    cached = f"; {stats.cached_tokens:,} more were in the KV cache" if stats.cached_tokens else ""
+    rate = f" at {stats.prefill_tok_s:,.0f} tok/s" if stats.prefill_tok_s else ""
+    yield f"first token after {first}: prefill read {stats.read_tokens:,} tokens{rate}, bound by compute{cached}"
+
+
+def _decode(stats: TurnStats, info: ModelInfo, bound: Bound) -> Iterator[str]:
+    if stats.decode_tok_s is None:
+        yield "one token or none: there was nothing to decode"
+        return
+    others = f"the other {stats.output_tokens - 1:,} tokens took {stats.decode_s:.2f} s"
+    yield f"{others}: decode {stats.decode_tok_s:,.1f} tok/s"
+    depth = max(0, stats.context_tokens - stats.output_tokens // 2)
+    workload = bound.subject.workload
+    kv = f" and {gb(workload.kv_read(depth))} of KV cache ({info.kv})" if workload.kv_read(depth) else ""
+    ceiling = bound.ceiling_tok_s(depth)
+    origin = " or ".join(dict.fromkeys(card.origin for card in bound.machine.cards))
+    yield (
+        f"each pass reads {gb(workload.streamed_bytes)} of weights{kv}: memory ({bound.machine.name}, "
+        f"{bound.machine.first.bandwidth_gb_s:,.1f} GB/s, {origin}) allows {ceiling:,.1f} passes per second"
+    )
+    passes_s = stats.steps / stats.decode_s if stats.steps else stats.decode_tok_s
+    weights, cache = bound.shares(passes_s, depth)
+    each = f", {stats.tokens_per_step:.2f} tokens each" if stats.drafted and stats.tokens_per_step else ""
+    yield f"there were {passes_s:,.1f} passes per second{each}: {100 * passes_s / ceiling:.0f} % of that ceiling"
+    if weights + cache <= 1:
+        yield (
+            f"of a pass, memory needs {100 * weights:.0f} % for the weights and {100 * cache:.0f} % for the KV cache; "
+            f"{100 * (1 - weights - cache):.0f} % is computing, starting kernels and waiting"
+        )
+    else:
+        yield "that is more than memory alone would give: part of the model stays in the processor's cache"
+
+
+def _help(stats: TurnStats, bound: Bound) -> Iterator[str]:
+    if stats.prefill_s > stats.decode_s:
+        yield "most of the time went into reading: what was read once is kept, so that more about it is read alone"
+    for line in bound.advice(stats.context_tokens)[:_MOST_ADVICE]:
+        yield f"would help: {line}"

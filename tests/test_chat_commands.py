@@ -1,0 +1,288 @@
+"""Each slash command of a chat: through a real pseudo-terminal, and the pure parts by themselves."""
+
+import base64
+import io
+import json
+import os
+import re
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from terminals import ENDLESS, STATUS
+
+from localllm import Message
+from localllm.ceiling.hardware import given as device
+from localllm.ceiling.machine import Machine
+from localllm.ceiling.roofline import Workload
+from localllm.errors import UsageError
+from localllm.here import Bound, Question, Subject
+from localllm.session.room import Filled
+from localllm.terminal import attachments, clipboard, render
+from localllm.terminal.context_view import bar, context_view
+from localllm.terminal.why import why
+from localllm.values import ModelInfo, TurnStats
+
+INFO = ModelInfo("model", 8192, "default", "f16", True, 2, 0, 31, True)
+STATS = TurnStats(
+    prompt_tokens=200,
+    cached_tokens=150,
+    read_tokens=50,
+    prefill_s=0.5,
+    ttft_s=0.52,
+    output_tokens=101,
+    decode_s=2.0,
+    context_tokens=300,
+    seed=1,
+    steps=50,
+    drafted=80,
+    accepted=50,
+)
+
+
+@pytest.mark.model
+def test_the_last_turn_can_be_changed(terminal, tmp_path):
+    """/regen and /edit read next to nothing anew, /undo takes back, /continue goes on; each says what it did."""
+    chat = terminal("--max-tokens", "12", *ENDLESS)
+    chat.asks("Tell me about rivers. " + "They flow. " * 60)
+    chat.ready()
+    chat.types("/regen\r")
+    again = chat.sees(STATUS)
+    assert int(re.search(r"prefill ([\d,]+) tokens", again)[1]) <= 8, again
+    chat.ready()
+    chat.types("/continue\r")
+    assert re.search(r"prefill [01] tokens", chat.sees(STATUS))
+    chat.ready()
+    chat.types("/edit\r")
+    chat.sees(r"They flow\.[\s\S]*> .*Tell me about rivers|Tell me about rivers")
+    chat.types(" Why?\r")
+    edited = chat.sees(STATUS)
+    assert int(re.search(r"prefill ([\d,]+) tokens", edited)[1]) <= 120 and "cached" in edited
+    chat.ready()
+    chat.types("/undo\r")
+    chat.sees(r"taken back: Tell me about rivers.*\n?.*the\s+conversation\s+is\s+empty")
+    chat.ready()
+    chat.types("/regen\r")
+    chat.sees("nothing was asked yet")
+
+
+@pytest.mark.model
+def test_an_edit_can_be_given_up(terminal):
+    """Ctrl-C leaves the question as it was, and the next message is a new one."""
+    chat = terminal("--max-tokens", "4", *ENDLESS)
+    chat.asks("one")
+    chat.ready()
+    chat.types("/edit\r")
+    chat.sees("> one")
+    chat.types("\x03")
+    chat.sees("the question stays as it was")
+    chat.asks("two")
+    chat.ready()
+    chat.types("/context\r")
+    assert len(re.findall(r"you +\d", chat.sees("free +[0-9,]+"))) == 2
+
+
+@pytest.mark.model
+def test_files_go_with_a_message(terminal, tmp_path, monkeypatch):
+    """Size and tokens are told first; binary data, a folder and a missing file are refused; @nothing stays text."""
+    (tmp_path / "notes.txt").write_text("The secret word is heliotrope. " * 20)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\x00\x00")
+    monkeypatch.chdir(tmp_path)
+    chat = terminal("--max-tokens", "4", *ENDLESS)
+    for typed, expected in [
+        ("/file image.png", "binary data"),
+        ("/file .", "is a folder"),
+        ("/file nosuch.txt", "cannot read"),
+        ("/file notes.txt", r"notes\.txt: 620 bytes|notes\.txt: 1 kB, \d+ tokens \(\d+ % of the context\); goes with"),
+        ("/file", r"with your next message: notes\.txt"),
+    ]:
+        chat.ready()
+        chat.types(typed + "\r")
+        chat.sees(expected)
+    first = chat.asks("What is the word?")
+    assert int(re.search(r"prefill ([\d,]+) tokens", first)[1]) > 100
+    second = chat.asks("And in @notes.txt, see @missing.txt?")
+    assert "notes.txt: 1 kB" in second and "@missing.txt is no file here" in second
+    chat.ready()
+    chat.types("/edit\r")
+    chat.sees(r"> And in @notes\.txt, see @missing\.txt\?")
+
+
+@pytest.mark.model
+def test_a_conversation_is_saved_and_read_back(terminal, tmp_path, monkeypatch):
+    """As Markdown and as JSON; an existing file is not overwritten."""
+    monkeypatch.chdir(tmp_path)
+    chat = terminal("--max-tokens", "4", "-s", "Be kind.", *ENDLESS)
+    chat.asks("Hello")
+    for typed, expected in [
+        ("/save", "needs the name of a file"),
+        ("/save talk.json", "saved 1 questions and answers"),
+        ("/save talk.json", r"talk\.json is there already"),
+        ("/save talk.md", "saved 1"),
+        ("/save nosuch/talk.md", "cannot write nosuch/talk.md"),
+        ("/clear", "the conversation is empty again"),
+        ("/load talk.md", "holds no conversation"),
+        ("/load talk.json", "1 questions and answers from talk.json"),
+        ("/system", r"Be kind\."),
+    ]:
+        chat.ready()
+        chat.types(typed + "\r")
+        chat.sees(expected)
+    said = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [entry["role"] for entry in said] == ["system", "user", "assistant"]
+    assert "## You\n\nHello\n" in (tmp_path / "talk.md").read_text()
+
+
+@pytest.mark.model
+def test_numbers_are_explained(terminal):
+    """/context, /stats with the whole session, /why against what memory allows."""
+    chat = terminal("--max-tokens", "24", *ENDLESS)
+    chat.ready()
+    chat.types("/why\r")
+    chat.sees("no answer yet")
+    chat.asks("Hello")
+    chat.asks("And?")
+    for typed, expected in [
+        ("/context", r"you +\d+[\s\S]*answer +24[\s\S]*free +[\d,]+"),
+        ("/stats", r"TTFT[\s\S]*all turns +2[\s\S]*inter-token p99 +[\d.]+ ms"),
+        ("/why", r"decode [\d.]+ tok/s[\s\S]*passes per second[\s\S]*of\s+that\s+ceiling"),
+    ]:
+        chat.ready()
+        chat.types(typed + "\r")
+        chat.sees(expected)
+
+
+@pytest.mark.model
+def test_a_full_context_leaves_the_choice_to_the_user(terminal):
+    """Told at 80 %; at the end a choice, that holds from then on: the oldest are dropped, and it says how many."""
+    chat = terminal("--max-tokens", "30", "--ctx-size", "256", *ENDLESS)
+    chat.asks("First question, with some words in it.")
+    chat.asks("Second question, with some more words in it.")
+    chat.asks("Third question" + ", with some other words in it" * 9)
+    chat.sees(r"the context is \d+ % full")
+    chat.ready()
+    chat.types("Fourth question, " + "with many words in it " * 14 + "\r")
+    chat.sees(r"\[d\]rop the oldest")
+    chat.types("d\r")
+    chat.sees(r"no\s+longer\s+given\s+the\s+oldest\s+\d\s+questions")
+    chat.sees(STATUS)
+    chat.ready()
+    chat.types("Fifth question, " + "with many words in it " * 14 + "\r")
+    before = chat.sees(STATUS)
+    assert "[d]rop" not in before and re.search(r"no\s+longer\s+given", before)
+
+
+@pytest.mark.model
+def test_the_model_can_summarise_what_no_longer_fits(terminal):
+    """The summary is shown, and says for how many questions it stands; [n]either refuses the message."""
+    for choice, expected in [("n", "the prompt has"), ("s", r"this stands for the oldest|there is no whole summary")]:
+        chat = terminal("--max-tokens", "30", "--ctx-size", "512", "--temp", "0")
+        for question in ("Name three rivers.", "Name three towns.", "Name three trees."):
+            chat.asks(question + " Use few words." + " Please." * 40)
+        chat.ready()
+        chat.types("Name three birds." + " Please" * 220 + "\r")
+        chat.sees(r"\[s\]ummarise")
+        chat.types(choice + "\r")
+        chat.sees(expected)
+
+
+# --- pure parts --------------------------------------------------------------------------------------------------
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_terminal_gets_the_text_for_its_clipboard_whole(text):
+    """What OSC 52 carries is the text in base64, inside tmux too, and nothing of it reaches the screen by itself."""
+    for environ in ({}, {"TMUX": "/tmp/tmux"}):
+        request = clipboard._osc52(text.encode(), environ)
+        assert base64.b64decode(re.search(r"52;c;([A-Za-z0-9+/=]*)\x07", request)[1]).decode() == text
+        assert request.startswith("\x1bP" if environ else "\x1b]52;c;")
+
+
+def test_the_systems_own_clipboard_is_preferred(tmp_path, monkeypatch):
+    """A program that takes the text gets it; one that fails leaves it to the terminal; what is too much is refused."""
+    program = tmp_path / "xclip"
+    program.write_text('#!/bin/sh\ncat > "$COPIED"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    for variable in ("WAYLAND_DISPLAY", "WSL_DISTRO_NAME", "TMUX"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("COPIED", str(tmp_path / "copied"))
+    out = io.StringIO()
+    assert clipboard.copy("Grüße", out) == "with xclip" and not out.getvalue()
+    assert (tmp_path / "copied").read_text() == "Grüße"
+    monkeypatch.setenv("COPIED", str(tmp_path / "no" / "such"))
+    assert "OSC 52" in clipboard.copy("Grüße", out) and out.getvalue().startswith("\x1b]52;c;")
+    with pytest.raises(UsageError, match="more than a terminal takes"):
+        clipboard.copy("x" * 100_000, out)
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "others"),
+    [
+        ("what is in @a.txt?", ["a.txt"], []),
+        ("@a.txt, @b c.txt", ["a.txt"], []),
+        ('"@a.txt" is quoted, @"b c.txt" too', ["b c.txt"], []),
+        ("write to me@a.txt", [], []),
+        ("@someone said @no/such and @missing.py.", [], ["no/such", "missing.py"]),
+        ("@a.txt @a.txt", ["a.txt"], []),
+        ("@", [], []),
+    ],
+)
+def test_what_is_a_file_in_a_message(text, files, others, tmp_path, monkeypatch):
+    """A word that begins with @ and is a file; what only looks like a path is told; an address is neither."""
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b c.txt").write_text("b")
+    monkeypatch.chdir(tmp_path)
+    assert attachments.mentioned(text) == (files, others)
+
+
+@given(share=st.floats(0, 2), width=st.integers(1, 40))
+def test_a_bar_is_as_long_as_its_share(share, width):
+    """To an eighth of a cell, always as wide as its column, never empty where there is something."""
+    drawn = bar(share, width)
+    assert len(drawn) == width
+    cells = sum(" ▏▎▍▌▋▊▉█".index(char) for char in drawn) / 8
+    assert abs(cells - width * min(1, share)) <= 1 / 8 and (cells > 0) == (share > 0)
+
+
+@given(tokens=st.lists(st.integers(0, 400), max_size=40), columns=st.integers(20, 200))
+def test_the_rows_of_a_context_add_up(tokens, columns):
+    """To the size of the context, however many messages there are, in lines that fit the window."""
+    messages = tuple((Message("user" if i % 2 else "assistant", "text\x1b[31m" * 30), n) for i, n in enumerate(tokens))
+    found = Filled(messages, 20, 20_000)
+    head, *rows = context_view(found, 0, columns).split("\n")
+    assert f"{sum(tokens) + 20:,} of 20,000" in head and len(rows) <= 19
+    if columns > 40:
+        assert sum(int(re.match(r"\w+ +([\d,]+)", row)[1].replace(",", "")) for row in rows) == 20_000
+    assert all(len(row) < columns and "\x1b" not in row for row in rows)
+
+
+@given(width=st.integers(1, 200), ceiling=st.none() | st.floats(1, 1e4), with_stats=st.booleans())
+def test_the_toolbar_fits_its_line(width, ceiling, with_stats):
+    """What there is no room for is left out, the least important first."""
+    line = render.toolbar(INFO, STATS if with_stats else None, ceiling, width)
+    assert len(line) <= width and "model".startswith(line[:5])
+    if width > 120 and with_stats:
+        assert "context 300/8,192 (4 %) · 50.0 tok/s" in line and "62 % of drafts" in line
+        assert ("of the ceiling" in line) == (ceiling is not None)
+
+
+def test_why_adds_up():
+    """The ceiling is bandwidth over bytes; shares of a pass are what its reading takes at that bandwidth."""
+    workload = Workload(10**9, 10**9, kv_held=lambda n: n * 10**6, kv_read=lambda n: n * 10**6)
+    bound = Bound(Subject("model", workload, "f16"), Machine((device(100, None),)), Question(ctx=8192))
+    text = why(STATS, INFO, bound)
+    # 250 tokens deep: 1.25 GB a pass, 80 passes a second at 100 GB/s; there were 50 steps in 2 s.
+    assert "allows 80.0 passes per second" in text
+    assert "25.0 passes per second, 2.00 tokens each: 31 % of that ceiling" in text
+    assert "25 % for the weights and 6 % for the KV cache; 69 %" in text
+    assert "prefill read 50 tokens at 100 tok/s" in text and "150 more were in the KV cache" in text
+
+
+def test_all_turns_are_summed_up():
+    """Tokens and seconds add up; rates are those of the sums."""
+    text = render.session_summary([STATS, STATS])
+    assert re.search(r"prefill +100 tokens in 1.000 s, 100 tok/s", text)
+    assert re.search(r"decode +202 tokens in 4.000 s, 50 tok/s", text) and "accepted 100 (62 %)" in text
