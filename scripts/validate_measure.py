@@ -1,27 +1,26 @@
 """How well what `localllm ceiling --measure` learns predicts, on this machine. Started by scripts/validate_measure.
 
-Measures the default model, its Q8_0 and Q4_0 forms, and the tests' Gemma, as the command does; then decodes at a depth
-of 2,000 tokens, and compares. Prints Markdown tables. Run it while nothing else runs.
+Measures the default model, its Q8_0 and Q4_0 forms, and the tests' Gemma, as the command does, and in the same
+rounds at a depth of 2,000 tokens; compares. Prints Markdown tables. Run it while nothing else runs.
 """
 
 import math
 import os
 import statistics
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_peers import GEMMA, machine
 from made_models import requantised
 
-from localllm.app import Located, locate, open_engine
-from localllm.cancel import Cancel
+from localllm.app import Located, locate
 from localllm.ceiling.answer import Subject
 from localllm.ceiling.expected import Band
 from localllm.ceiling.learned import OTHER, SAME, Learned
-from localllm.config import Settings, cache_dir
+from localllm.config import cache_dir
 from localllm.measured import Measurement
-from localllm.measuring import TOKENS, decode_tok_s, measure
+from localllm.measuring import DEPTHS, TOKENS, measure
 from localllm.subjects import of_local
 
 DEEP = 2000
@@ -49,12 +48,10 @@ def main() -> None:
 
 
 def try_out(located: Located) -> Tried:
-    """Measure a model at the command's depths and at DEEP."""
-    found = measure(located)
-    settings = Settings(ctx_size=DEEP + 256, draft="off", cache=False)
-    with open_engine(located, settings) as engine:
-        deep = decode_tok_s(engine, DEEP, Cancel())
-    return Tried(of_local(located.model, DEEP, "f16"), found, deep)
+    """Measure a model at the command's depths and at DEEP, in turn; what is learned knows nothing of DEEP."""
+    found = measure(located, depths=(*DEPTHS, DEEP))
+    learned = replace(found, points=found.points[:-1], kv_bytes=found.kv_bytes[:-1])
+    return Tried(of_local(located.model, DEEP, "f16"), learned, found.points[-1][1])
 
 
 def predicted(of: Tried, by: Tried, depth: int) -> Band:

@@ -168,7 +168,7 @@ def test_a_full_context_leaves_the_choice_to_the_user(terminal):
     chat.sees(r"no\s+longer\s+given\s+the\s+oldest\s+\d\s+questions")
     chat.sees(STATUS)
     chat.ready()
-    chat.types("Fifth question, " + "with many words in it " * 14 + "\r")
+    chat.types("Fifth question, " + "with many words in it " * 18 + "\r")
     before = chat.sees(STATUS)
     assert "[d]rop" not in before and re.search(r"no\s+longer\s+given", before)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MIN_COLUMNS = 20  # in a narrower window our lines are folded by the terminal
 _FULL_SHARE = 0.8  # of the context, from which it is told
+_LEAST_ROOM = 1 / 8  # of the context, for an answer
 _MEASURE_AFTER_S = 1.0  # of quiet after an answer
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and localllm chat --ctx-size N gives more room"
 
@@ -118,6 +119,8 @@ class Repl:
             self._say(f"@{other} is no file here, so it stays text")
         files = [*self._context.files, *read]
         question = attachments.with_files(text, files)
+        if self._leaves_little_room(question):
+            self._make_room(question)
         send = self._chat.instead if instead else self._chat.turn
         self._context.typed[question] = (text, list(self._context.files))
         self._answer(partial(send, question), lambda: question)
@@ -154,6 +157,12 @@ class Repl:
             then = "you will be asked what to do" if self._when_full is None else f"as chosen: {self._when_full}"
             self._say(f"the context is {100 * share:.0f} % full (/context shows with what); when it is full: {then}")
         self._told_full = share >= _FULL_SHARE
+
+    def _leaves_little_room(self, question: str) -> bool:
+        """Whether an answer would soon be cut: a guess, as the prompt is not put together twice for it."""
+        engine, last = self._chat.engine, self._chat.last
+        tokens = len(engine.encode_raw(question).ids) + (last.context_tokens if last else 0)
+        return tokens > (1 - _LEAST_ROOM) * engine.info.n_ctx
 
     def _make_room(self, question: str) -> bool:
         """Do what the user wants where the context is full; False where nothing was or could be done."""
