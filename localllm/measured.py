@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ class Measurement:
     weights_bytes: int
     points: tuple[tuple[int, float], ...]
     kv_bytes: tuple[int, ...]  # read at each depth
+    prefill_flops: float | None = None  # operations per second that reading a prompt reached
 
     @property
     def tok_s(self) -> float:
@@ -53,9 +55,15 @@ def last(files: Sequence[Path]) -> Measurement | None:
 
 def learned(files: Sequence[Path] = ()) -> Learned | None:
     """What all models that were measured on the processor tell of the model in these files; None where none was."""
-    found = [measurement.rates for measurement in _all() if not measurement.on_gpu]
+    measurements = [measurement for measurement in _all() if not measurement.on_gpu]
+    found = [measurement.rates for measurement in measurements]
     own = last(files) if files else None
-    return Learned(tuple(found), own.rates if own and not own.on_gpu else None) if found else None
+    if not found:
+        return None
+    mine = own if own and not own.on_gpu else None
+    flops = [mine.prefill_flops] if mine else [measurement.prefill_flops for measurement in measurements]
+    known = [each for each in flops if each]
+    return Learned(tuple(found), mine.rates if mine else None, statistics.geometric_mean(known) if known else None)
 
 
 def _folder() -> Path:
@@ -92,10 +100,12 @@ def _read(path: Path | None) -> Measurement | None:
             weights_bytes=int(said["weights_bytes"]),
             points=points,
             kv_bytes=tuple(int(size) for size in said["kv_bytes"]),
+            prefill_flops=float(said["prefill_flops"]) if said.get("prefill_flops") else None,
         )
     except (KeyError, OSError, OverflowError, RecursionError, StopIteration, TypeError, ValueError):
         return None
     sound = all(0 < tok_s < 1e6 and math.isfinite(tok_s) for _, tok_s in points) and found.weights_bytes > 0
+    sound = sound and (found.prefill_flops is None or 0 < found.prefill_flops < 1e18)
     return found if points and sound and len(points) == len(found.kv_bytes) else None
 
 

@@ -1,7 +1,7 @@
 """Composition: how fast this machine runs a model, measured now."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from localllm.app import Located, open_engine
@@ -11,11 +11,13 @@ from localllm.config import Settings
 from localllm.engine.engine import Engine
 from localllm.errors import LocalLLMError
 from localllm.measured import Measurement, keep
-from localllm.values import KvType, Prompt, Sampling, TurnEnd
+from localllm.subjects import of_local
+from localllm.values import KvType, Prompt, Sampling, TurnEnd, TurnStats
 
 DEPTHS = (32, 544, 1056)  # tokens of the prompts
 TOKENS = 32  # decoded behind each
 _LEAST_TOKENS = 8
+_LEAST_READ = 256  # tokens of a prompt, for a rate of prefill
 _ROOM_TOKENS = 224  # in the context behind the deepest prompt
 _ROUNDS = 3  # of which the fastest counts: other programs can only slow one down
 _LETTERS = "a b c d "  # a token or two each; models go on with them for long
@@ -37,10 +39,9 @@ def measure(
     n_ctx = min(max(depths, default=0) + _ROOM_TOKENS, shape.n_ctx_train)
     tell(f"loading {located.model.name}")
     with open_engine(located, Settings(ctx_size=n_ctx, kv=kv, draft="off", cache=False), cancel=cancel) as engine:
-        points = [
-            (depth + TOKENS // 2, tok_s)
-            for depth, tok_s in zip(depths, _decode_tok_s(engine, depths, cancel, tell), strict=True)
-        ]
+        decoded, prefill_tok_s = _rates(engine, depths, cancel, tell)
+        points = [(depth + TOKENS // 2, tok_s) for depth, tok_s in decoded.items()]
+        params = of_local(located.model, 0, kv).params
         found = Measurement(
             model=located.model.name,
             precision=precision(shape.quantisation),
@@ -50,36 +51,43 @@ def measure(
             weights_bytes=shape.streamed_bytes,
             points=tuple(points),
             kv_bytes=tuple(shape.kv_read_bytes(depth, kv) for depth, _ in points),
+            prefill_flops=2 * params * prefill_tok_s if params and prefill_tok_s else None,
         )
     keep(located.model.files, found)
     return found
 
 
-def _decode_tok_s(
+def _rates(
     engine: Engine, depths: Sequence[int], cancel: Cancel, tell: Callable[[str], None]
-) -> tuple[float, ...]:
-    """Tokens per second behind prompts of so many tokens: the best of some rounds, each the median of its tokens.
+) -> tuple[dict[int, float], float | None]:
+    """Tokens per second of decoding behind prompts of so many tokens, and of reading these; the best of some rounds.
 
-    A round goes through all depths, so that a machine that becomes slower or faster does so for all of them.
+    A rate of decoding is the median of a round's tokens. A round goes through all depths, so that a machine that
+    becomes slower or faster does so for all of them.
     Raises Cancelled, LocalLLMError.
     """
     ids = engine.encode_raw(_LETTERS * max(depths), cancel).ids
-    best = dict.fromkeys(depths, 0.0)
+    best, prefill_tok_s = dict.fromkeys(depths, 0.0), 0.0
     for number in range(_ROUNDS):
         tell(f"decoding {TOKENS} tokens behind {', '.join(map(str, depths))}: {number + 1} of {_ROUNDS}")
         for depth in depths:
-            best[depth] = max(best[depth], _once(engine, ids[:depth], number, cancel))
+            turns = list(_tried(engine, ids[:depth], number, cancel))
+            read = [turn.prefill_tok_s or 0.0 for turn in turns if turn.read_tokens >= _LEAST_READ]
+            prefill_tok_s = max([prefill_tok_s, *read])
+            times = turns[-1].inter_token_s
+            best[depth] = max(best[depth], 1 / statistics.median(times) if len(times) >= _LEAST_TOKENS else 0.0)
     if not all(best.values()):
         raise LocalLLMError("the model ended its answer at once, so that nothing could be measured", "try another one")
-    return tuple(best.values())
+    return best, prefill_tok_s or None
 
 
-def _once(engine: Engine, ids: tuple[int, ...], seed: int, cancel: Cancel) -> float:
-    """Tokens per second behind ``ids``; 0 where the model ends its answer at once."""
-    for temperature in (0.0, 2.0):  # greedily, and where the model ends at once, at random
-        *_, end = engine.reply(Prompt(ids), Sampling(temperature=temperature, seed=seed, max_tokens=TOKENS), cancel)
-        cancel.check()
-        times = end.stats.inter_token_s if isinstance(end, TurnEnd) else ()
-        if len(times) >= _LEAST_TOKENS:
-            return 1 / statistics.median(times)
-    return 0.0
+def _tried(engine: Engine, ids: tuple[int, ...], seed: int, cancel: Cancel) -> Iterator[TurnStats]:
+    """What an answer behind ``ids`` took: greedily, and where the model ends it at once, at random."""
+    for temperature in (0.0, 2.0):
+        sampling = Sampling(temperature=temperature, seed=seed, max_tokens=TOKENS)
+        for event in engine.reply(Prompt(ids), sampling, cancel):
+            if isinstance(event, TurnEnd):
+                cancel.check()
+                yield event.stats
+                if len(event.stats.inter_token_s) >= _LEAST_TOKENS:
+                    return

@@ -389,7 +389,7 @@ def test_users_share_what_is_read_until_computing_is_the_limit(llama_8b):
 def test_what_lies_in_main_memory_counts_for_users_as_for_one():
     """How fast a processor computes is not known, so no batches are shown; nor conversations of a card alone."""
     done = run("qwen3-14b", "--gpu", "3060-12GB", "--ctx", "32768", "--users", "8", "--ram", "ddr5-5600x2")
-    assert "not known for processors" in done.stdout and " users: " not in done.stdout
+    assert "users in a batch: not known" in done.stdout and " users: " not in done.stdout
     assert "conversations" not in done.stdout and "in main memory: " in done.stdout
 
 

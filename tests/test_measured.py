@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localllm import measured
+from localllm.ceiling import hardware
+from localllm.ceiling.answer import Question, Subject, answer
 from localllm.ceiling.expected import Step
 from localllm.ceiling.explain import explain, llama_bench
 from localllm.ceiling.learned import Learned, Point, Rates, rates
+from localllm.ceiling.machine import Machine
 from localllm.ceiling.roofline import Workload
 from localllm.errors import UsageError
 from localllm.measured import Measurement
@@ -147,9 +151,24 @@ def test_another_kind_of_weights_has_a_wider_band():
     assert other.high / other.low > same.high / same.low
 
 
+@given(st.floats(1e9, 1e13), st.integers(2, 64))
+def test_reading_a_prompt_takes_what_it_took_and_bounds_a_batch(flops, users):
+    """Prefill by the operations per second that were measured; from the bend on, no more tokens in all."""
+    own = Rates("k", 10.0, 5.0)
+    machine = replace(Machine((hardware.given(20, None),)), learned=Learned((own,), own, flops))
+    subject = Subject("model", Workload(10**9, 10**9), "f16", n_layers=16, params=2e9)
+    result = answer(subject, machine, Question(prompt=100, users=users))
+    assert result.prefill_tok_s == pytest.approx(flops / 4e9, rel=1e-6)
+    for batch in result.batches:
+        assert batch.aggregate_tok_s <= flops / 4e9 * 1.001 and batch.aggregate_tok_s <= 10 * batch.users * 1.001
+    assert any(batch.users == users for batch in result.batches)
+
+
 # --- remembering -------------------------------------------------------------------------------------------------
 
-MEASUREMENT = Measurement("tiny", "4", 2, False, "2026-11-30 12:00", 10**8, ((48, 120.0), (528, 90.0)), (10**6, 10**7))
+MEASUREMENT = Measurement(
+    "tiny", "4", 2, False, "2026-11-30 12:00", 10**8, ((48, 120.0), (528, 90.0)), (10**6, 10**7), 3e10
+)
 
 
 def test_what_was_measured_is_remembered_by_the_file(home, tmp_path):
@@ -159,6 +178,8 @@ def test_what_was_measured_is_remembered_by_the_file(home, tmp_path):
     assert measured.last([path]) is None and measured.learned() is None
     measured.keep([path], MEASUREMENT)
     assert measured.last([path]) == MEASUREMENT
+    assert measured.learned() == Learned((MEASUREMENT.rates,), None, 3e10)
+    measured.keep([path], replace(MEASUREMENT, prefill_flops=None))
     assert measured.learned() == Learned((MEASUREMENT.rates,))
     path.unlink()
     assert measured.last([path]) is None

@@ -235,7 +235,7 @@ def _step_s(subject: Subject, machine: Machine, held_bytes: int, depth: int) -> 
 
 
 def _flops(machine: Machine) -> float | None:
-    return expected.prefill_flops(machine.first)
+    return machine.learned.prefill_flops if machine.learned else expected.prefill_flops(machine.first)
 
 
 def _prefill_s(subject: Subject, machine: Machine, tokens: int) -> float | None:
@@ -281,11 +281,11 @@ def _batches(
     def memory_s(users: int) -> float:
         seconds = expected.HOP_S * (len(shares) - 1)
         for share in shares:
-            step, stack = subject.step(question.ctx, share.part), expected.default_stack(share.device)
-            if step and stack:
+            if step := subject.step(question.ctx, share.part):
                 weights_bytes = subject.workload.step_weights_bytes(users) * share.part
                 load = replace(step, weights_bytes=weights_bytes, kv_bytes=users * step.kv_bytes)
-                seconds += expected.parts(share.device, stack, load).total_s
+                parts = _parts_of(machine, share.device, load)
+                seconds += parts.total_s if parts else 0.0
         return seconds
 
     def compute_s(users: int) -> float:
@@ -301,15 +301,16 @@ def _speculation(subject: Subject, machine: Machine, held_bytes: int, question: 
     if draft is None or plain_s is None:
         return None
     draft_s = _step_s(draft, machine, held_bytes, question.ctx)
-    step, stack, flops = subject.step(question.ctx), expected.default_stack(machine.first), _flops(machine)
-    if draft_s is None or step is None or stack is None:
+    step, flops = subject.step(question.ctx), _flops(machine)
+    plain = _parts_of(machine, machine.first, step) if step else None
+    if draft_s is None or step is None or plain is None:
         return None
 
     def verify(tokens: int) -> float:
         load = replace(step, weights_bytes=subject.workload.step_weights_bytes(tokens))
-        read_s = expected.parts(machine.first, stack, load).total_s
+        read = _parts_of(machine, machine.first, load) or plain
         compute_s = 2 * (subject.params or 0) * tokens / flops if flops else 0.0
-        return max(read_s, compute_s) / expected.parts(machine.first, stack, step).total_s
+        return max(read.total_s, compute_s) / plain.total_s
 
     cost = draft_s / plain_s
     drafted, speedup = roofline.best_draft(question.acceptance, cost, verify)

@@ -76,10 +76,14 @@ def _kv_gb_s(shallow: Point, deep: Point) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What all models together taught about this machine, and the one that is asked about, if it was measured."""
+    """What all models together taught about this machine, and the one that is asked about, if it was measured.
+
+    ``prefill_flops``: operations per second that reading prompts reached.
+    """
 
     models: tuple[Rates, ...]
     own: Rates | None = None
+    prefill_flops: float | None = None
 
     def parts(self, step: Step) -> Parts:
         """The seconds that a step is expected to take."""

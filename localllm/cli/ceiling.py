@@ -221,9 +221,9 @@ def _missing(results: "Sequence[Result]", question: "Question") -> Iterator[str]
     from localllm.terminal.ceiling_view import gb
 
     if question.users > 1 and any(not result.batches for result in results):
-        yield "users in a batch: not known for processors and for what lies in main memory"
+        yield "users in a batch: not known for what lies in main memory, nor for a processor before --measure"
     if question.prompt and any(result.prefill_tok_s is None for result in results):
-        yield "prefill: not known for this hardware"
+        yield "prefill: not known for this hardware (of this machine's processor, --measure tells)"
     if any(result.on_cards < 1 for result in results):
         parts = ", ".join(gb((1 - result.on_cards) * result.held_bytes) for result in results if result.on_cards < 1)
         yield f"in main memory: {parts}, which it must have free"

@@ -189,10 +189,11 @@ def _more(subject: Subject, question: Question, result: Result) -> Iterator[str]
         )
     if question.prompt and result.prefill_tok_s:
         first = f", first token after {seconds(result.ttft_s)}" if result.ttft_s else ""
-        yield (
-            f"prompt of {question.prompt:,} tokens: prefill {result.prefill_tok_s:,.0f} tok/s{first} "
-            f"(expected, half of all within {100 * prefill_error():.0f} %)"
+        origin = (
+            "from what was measured here" if result.machine.learned else f"half of all within {prefill_error():.0%}"
         )
+        prefill = f"prefill {result.prefill_tok_s:,.0f} tok/s{first} (expected, {origin})"
+        yield f"prompt of {question.prompt:,} tokens: {prefill}"
     if question.output and result.answer_s:
         yield f"answer of {question.output:,} tokens: {seconds(result.answer_s)} in all (expected)"
     for batch in result.batches:
