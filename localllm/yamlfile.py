@@ -27,9 +27,9 @@ class YamlReader:
         self._error = error
         self._max_bytes = max_bytes
 
-    def root(self) -> yaml.Node | None:
-        """The file's outermost node; None where it is empty, or holds nothing but comments."""
-        text = self.file_text()
+    def root(self, text: str | None = None) -> yaml.Node | None:
+        """The outermost node of the file, or of ``text`` in its place; None where there is nothing but comments."""
+        text = self.file_text() if text is None else text
         try:
             root = yaml.compose(text, Loader=_Loader)
         except yaml.reader.ReaderError as error:
@@ -153,6 +153,21 @@ class YamlReader:
                 stack.extend(chain.from_iterable(node.value))
             elif isinstance(node, yaml.SequenceNode):
                 stack.extend(node.value)
+
+
+def is_there(path: Path, error: type[LocalLLMError]) -> bool:
+    """Whether a person has put a file there. Raises ``error`` for one that cannot be looked at."""
+    try:
+        path.parent.stat()
+    except OSError:  # no such folder; or a home that we may not enter, as in a container of another user's
+        return False
+    try:
+        path.lstat()  # of the link itself: one that leads nowhere is a mistake to tell, not a missing file
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as failure:
+        raise unreadable(path, failure.strerror, error) from None
+    return True
 
 
 def unreadable(path: Path, reason: str | None, error: type[LocalLLMError]) -> LocalLLMError:

@@ -14,6 +14,7 @@ import click
 import typer
 
 from localllm.cli import ask, cache, ceiling, chat, models, plots, show
+from localllm.cli.options import SettingsCommand
 from localllm.cli.signals import interrupt_on_signals
 from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError, OutOfMemory, UsageError
 from localllm.terminal.safe import one_line
@@ -48,8 +49,8 @@ def _program(
     """Take the options that come before a command."""
 
 
-app.command("ask")(ask.ask)
-app.command("chat")(chat.chat)
+app.command("ask", cls=SettingsCommand)(ask.ask)
+app.command("chat", cls=SettingsCommand)(chat.chat)
 app.command("list")(models.list_models)
 app.command("ls", hidden=True)(models.list_models)
 app.command("show")(show.show)
