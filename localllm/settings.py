@@ -56,6 +56,26 @@ class Setting:
         words = {"switch": "true or false", "texts": "a text, or a JSON list of texts", "size": "bytes: 2GB, 500MiB, 0"}
         return "|".join(self.choices) or words.get(self.kind, "a text")
 
+    @property
+    def default_text(self) -> str:
+        """What holds where nothing is chosen, for a person."""
+        return self.otherwise or self.shown(self.default)
+
+    def shown(self, value: Value | None) -> str:
+        """A value as a person would write it, on one line."""
+        match value:
+            case bool():
+                return "true" if value else "false"
+            case tuple():
+                import json
+
+                return json.dumps(value, ensure_ascii=False)
+            case int() if self.kind == "size":
+                units = ((10**9, "GB"), (10**6, "MB"), (1, ""))
+                return next(f"{value // unit}{name}" for unit, name in units if value % unit == 0)
+            case _:
+                return str(value).removesuffix(".0")
+
     def parse(self, text: str) -> Value:
         """The value that ``text`` stands for. Raises UsageError for one that makes no sense here."""
         value = self._read(text)
@@ -90,7 +110,7 @@ class Setting:
             case "text" | "model":
                 return text
 
-    def _number(self, text: str, of: type[int] | type[float], wanted: str) -> float:
+    def _number(self, text: str, of: "type[int] | type[float]", wanted: str) -> float:
         try:
             return of(text)
         except ValueError:
@@ -128,7 +148,7 @@ TABLE: Final = (
         "A name from `localllm list`, user/repo[:QUANT], or a GGUF file.",
         default=config.DEFAULT_MODEL,
     ),
-    Setting("system", "text", "System prompt.", default=""),
+    Setting("system", "text", "System prompt.", default="", otherwise="none"),
     _sampled("temp", "number", "Temperature; 0 always takes the likeliest token.", "temperature"),
     _sampled("top_p", "number", "Keep tokens up to this probability in all.", "top_p"),
     _sampled("top_k", "integer", "Keep the K likeliest tokens.", "top_k"),
@@ -138,7 +158,7 @@ TABLE: Final = (
     Setting(
         "max_tokens", "integer", "End the answer after N tokens.", otherwise="no limit", limits=RANGES["max_tokens"]
     ),
-    Setting("stop", "texts", "End the answer before this text. Repeatable.", default=()),
+    Setting("stop", "texts", "End the answer before this text. Repeatable.", default=(), otherwise="none"),
     Setting(
         "timeout",
         "number",
@@ -292,6 +312,8 @@ def _read(file: Path, text: str | None) -> dict[str, Choice]:
     from localllm.yamlfile import YamlReader
 
     reader = YamlReader(file, UsageError, MAX_FILE_BYTES)
+    if text and len(text.encode("utf-8", "replace")) > MAX_FILE_BYTES:
+        raise UsageError(f"{file}: longer than {MAX_FILE_BYTES:,} bytes")
     root = reader.root(text)
     chosen: dict[str, Choice] = {}
     for key, node in reader.entries(root) if root else ():
