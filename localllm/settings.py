@@ -275,10 +275,15 @@ def unknown_variables() -> list[str]:
     return sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
 
 
-def default_model() -> str:
-    """The model to use where the user names none. Raises UsageError as ``choices`` does."""
+def chosen_model() -> str | None:
+    """The model that the user has set for where none is named; None where none is. Raises UsageError as ``choices``."""
     chosen = choices().get("model")
-    return str(chosen.value) if chosen else config.DEFAULT_MODEL
+    return str(chosen.value) if chosen else None
+
+
+def default_model() -> str:
+    """The model to use where none is named. Raises UsageError as ``choices`` does."""
+    return chosen_model() or config.DEFAULT_MODEL
 
 
 def prefix_budget_bytes() -> int:
