@@ -52,9 +52,17 @@ class Setting:
     def takes(self) -> str:
         """Which values it takes, in a few words."""
         if self.limits:
-            return "{:,} to {:,} {}".format(*self.limits, self.unit).rstrip()
-        words = {"switch": "true or false", "texts": "a text, or a JSON list of texts", "size": "bytes: 2GB, 500MiB, 0"}
-        return "|".join(self.choices) or words.get(self.kind, "a text")
+            low, high = self.limits
+            return (f"{low:,} or more" if high == MAX_INT else f"{low:,} to {high:,} {self.unit}").rstrip()
+        words = {
+            "model": ("a model",),
+            "switch": ("true", "false"),
+            "texts": ("a text", "a JSON list of texts"),
+            "size": ("bytes: 2GB, 500MiB, 0",),
+            "text": ("a text",),
+        }
+        *others, last = (*words.get(self.kind, ()), *self.choices)
+        return " or ".join(filter(None, (", ".join(others), last)))
 
     @property
     def default_text(self) -> str:

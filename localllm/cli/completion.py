@@ -193,6 +193,15 @@ def _values(context: click.Context) -> Iterator[Candidate]:
         yield from _models(context)
 
 
+def _topics(context: click.Context) -> Iterator[Candidate]:
+    from localllm.cli.help import topics
+
+    yield from topics().items()
+    program = context.find_root().command
+    if isinstance(program, click.Group):
+        yield from ((name, command.help or "") for name, command in program.commands.items() if not command.hidden)
+
+
 _SOURCES: "dict[str, Callable[[click.Context], Iterable[Candidate]]]" = {  # by name, or else by metavar
     "template": _templates,
     "TEMPLATE": _templates,
@@ -200,6 +209,7 @@ _SOURCES: "dict[str, Callable[[click.Context], Iterable[Candidate]]]" = {  # by 
     "MODEL": _models,
     "MODEL|auto|ngram|off": _drafts,
     "KEY": _settings,
+    "TOPIC": _topics,
     "VALUE": _values,
 }
 

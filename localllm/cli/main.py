@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from localllm.cli import ask, cache, ceiling, chat, completion, config, models, plots, show
+from localllm.cli import ask, cache, ceiling, chat, completion, config, help, models, plots, show
 from localllm.cli.options import SettingsCommand
 from localllm.cli.signals import interrupt_on_signals
 from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError, OutOfMemory, UsageError
@@ -60,6 +60,7 @@ app.command("ceiling", cls=plots.PlotCommand)(ceiling.ceiling)
 app.add_typer(cache.app)
 app.add_typer(config.app)
 app.command("completion")(completion.completion)
+app.command("help")(help.show_help)
 
 
 class _Stderr(io.TextIOWrapper):
