@@ -42,7 +42,7 @@ def test_a_topic_is_plain_text_with_nothing_left_to_fill_in(home, topic):
     assert shown.startswith(f"{topics()[topic]}\n\n")
     text = shown.partition("\n\nUsage: ")[0]
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]|\{\{|\}\}", shown)
-    wide = [line for line in text.splitlines() if len(line) > 90 and str(home) not in line]
+    wide = [line for line in text.splitlines() if len(line) > 80 and str(home) not in line]
     assert topic == "keys" or not wide
 
 

@@ -19,7 +19,7 @@ from localllm.errors import ENDINGS, EXIT_CODES, Cancelled, LocalLLMError, Usage
 from localllm.terminal.safe import safe
 
 _FOLDER = Path(__file__).parent.parent / "data" / "help"
-_COLUMNS = 90
+_COLUMNS = 80
 
 VARIABLES: Final = {
     "LOCALLLM_BACKEND": "the backend that `scripts/localllm` compiles llama.cpp for",
