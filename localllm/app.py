@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from localllm import config
 from localllm.cancel import Cancel
-from localllm.config import Settings, default_model
+from localllm.config import Settings
+from localllm.default import default_model
 from localllm.errors import ModelNotFound, UsageError
 from localllm.models.catalog import full_catalog
 from localllm.models.gguf import ModelShape, read_header

@@ -29,9 +29,9 @@ class Settings:
     exact: bool = False
 
 
-def default_model() -> str:
-    """The model to use where the user names none: $LOCALLLM_MODEL, or the embedded default."""
-    return os.environ.get("LOCALLLM_MODEL") or DEFAULT_MODEL
+def chosen_model() -> str | None:
+    """The model that the user has set for where none is named ($LOCALLLM_MODEL); None where none is set."""
+    return os.environ.get("LOCALLLM_MODEL") or None
 
 
 def config_dir() -> Path:

@@ -16,7 +16,7 @@ from localllm.ceiling.answer import Subject
 from localllm.ceiling.explain import Benched
 from localllm.ceiling.quantisations import bits_per_weight, precision
 from localllm.ceiling.roofline import Experts, Workload
-from localllm.config import default_model
+from localllm.default import default_model
 from localllm.errors import ModelNotFound, UsageError
 from localllm.models.catalog import Catalog, ModelSpec, full_catalog, quantisation
 from localllm.models.gguf import ModelShape, cached_bytes, read_header

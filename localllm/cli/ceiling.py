@@ -157,7 +157,7 @@ def ceiling(
     if only_fitting:
         results = [result for result in results if result.fits]
     if all_gpus:
-        results.sort(key=_speed, reverse=True)
+        results.sort(key=lambda result: result.likely_tok_s, reverse=True)
     notes = (*subject.notes, *told, *_machine_notes(results, subject), *_missing(results, question))
     chart = plots.chart(subject, [result.machine for result in results], question) if places else None
     if chart:
@@ -208,12 +208,6 @@ def _draft(reference: str, subject: "Subject", question: "Question", kv: KvType)
         sizes_differ = f"{draft.n_vocab:,} tokens, not {subject.n_vocab:,}"
         raise UsageError(f"{draft.name} cannot draft for {subject.name}: it has another vocabulary ({sizes_differ})")
     return draft
-
-
-def _speed(result: "Result") -> float:
-    """What is expected, or else half the ceiling, about as much as is reached."""
-    deepest = result.deepest
-    return deepest.expected.mid if deepest.expected else deepest.ceiling_tok_s / 2
 
 
 def _missing(results: "Sequence[Result]", question: "Question") -> Iterator[str]:

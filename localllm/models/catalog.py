@@ -5,6 +5,7 @@ Knows nothing of which models are on this disk (store.py) nor of what a model fi
 """
 
 import difflib
+import functools
 import os
 import re
 import stat
@@ -171,7 +172,7 @@ def full_catalog() -> Catalog:
 
     Raises CatalogError as ``load_catalog`` does, except that the user's file may be empty.
     """
-    shipped = load_catalog()
+    shipped = _shipped()
     path = config.config_dir() / "models.yaml"
     try:
         path.parent.stat()
@@ -184,6 +185,12 @@ def full_catalog() -> Catalog:
     except OSError as error:
         raise _unreadable(path, error.strerror) from None
     return Catalog({**shipped, **_read(path, shipped)}.values())
+
+
+@functools.cache
+def _shipped() -> Catalog:
+    """Starting looks at it two or three times, and reading it takes 5 ms."""
+    return load_catalog()
 
 
 def _read(path: Path, shipped: Mapping[str, ModelSpec] | None = None) -> dict[str, ModelSpec]:
