@@ -90,7 +90,10 @@ def recommended(catalog: Catalog) -> Suited | None:
     """The best of the catalog's models that suits this machine and has room on its disk; fetched or not."""
     judge, room_bytes = _Judge.here(), _free_disk_bytes() - _SPARE_BYTES
     for spec in filter(None, map(catalog.get, RECOMMENDED)):
-        subject = subjects.named(spec.name, _CTX, "f16")
+        try:
+            subject = subjects.named(spec.name, _CTX, "f16")
+        except LocalLLMError:  # an entry of the user's own under this name, of which too little is known
+            continue
         size_bytes = spec.file_bytes or subject.workload.weights_bytes
         tok_s = judge.tok_s(subject, size_bytes) if size_bytes <= min(room_bytes, judge.easy_bytes) else 0.0
         if _fast_enough(tok_s, spec.thinking):

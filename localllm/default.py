@@ -6,7 +6,7 @@ Knows the file that keeps a choice from call to call; how it is made is known to
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from localllm import config
@@ -19,12 +19,14 @@ class Choice:
     """A model's name, and its file where it must be there to be used: gigabytes are not fetched anew without a word.
 
     Without a file it is the embedded default, which stands in until a model that suits is on this disk. ``asked`` is
-    True where nothing is to be offered any more: somebody has said no, or there was no hub.
+    True where nothing is to be offered any more: somebody has said no, or there was no hub. ``passed_over`` names the
+    models on this disk that do not suit, so that they are not judged again.
     """
 
     model: str
     file: Path | None = None
     asked: bool = False
+    passed_over: tuple[str, ...] = ()
 
 
 def default_model() -> str:
@@ -49,7 +51,7 @@ def last_choice() -> Choice | None:
         with _place().open("rb") as file:
             said = json.loads(file.read(_MOST_BYTES))
         path = Path(str(said["file"])) if said["file"] else None
-        kept = Choice(str(said["model"]), path, bool(said["asked"]))
+        kept = Choice(str(said["model"]), path, bool(said["asked"]), tuple(map(str, said["passed_over"])))
         sound = path.is_file() if path else kept.model == config.DEFAULT_MODEL
     except (KeyError, OSError, RecursionError, TypeError, ValueError):
         return None
@@ -58,7 +60,7 @@ def last_choice() -> Choice | None:
 
 def keep(choice: Choice) -> None:
     """Remember a choice. A folder that cannot be written remembers nothing: then it is made again each time."""
-    said = {"model": choice.model, "file": str(choice.file) if choice.file else None, "asked": choice.asked}
+    said = asdict(choice) | {"file": str(choice.file) if choice.file else None}
     place = _place()
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)

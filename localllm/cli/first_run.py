@@ -24,7 +24,8 @@ def choose_default(model: str | None, *, quiet: bool = False, may_ask: bool = Tr
     from localllm.models.store import all_local
 
     catalog, before = full_catalog(), last_choice()
-    others = [local for local in all_local(catalog) if local.name != config.DEFAULT_MODEL]
+    passed_over = (config.DEFAULT_MODEL, *(before.passed_over if before else ()))
+    others = [local for local in all_local(catalog) if local.name not in passed_over]
     asking = may_ask and not quiet and _is_person_there() and not (before and before.asked)
     if before and not (others or asking):  # as the last time, without another word
         return
@@ -39,7 +40,10 @@ def choose_default(model: str | None, *, quiet: bool = False, may_ask: bool = Tr
     if asking and better and _is_reachable() and _wants(better):
         _fetch(better)
         return
-    keep(Choice(config.DEFAULT_MODEL, asked=asking))
+    asked = asking or bool(before and before.asked)
+    keep(Choice(config.DEFAULT_MODEL, None, asked, (*passed_over[1:], *(local.name for local in others))))
+    if before and not asking:
+        return
     hint = f"; for this machine: localllm pull {better.name} ({_size(better)})" if better else ""
     _tell(f"using {config.DEFAULT_MODEL}, a very small model: nothing better is on this disk{hint}", quiet)
 

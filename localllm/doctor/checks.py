@@ -1,10 +1,11 @@
 """All checks in order. Those of the network wait for others, so they run beside the rest and come last."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 
 from localllm.doctor import models, runtime, storage, surroundings
-from localllm.doctor.finding import Check, Finding, examine
+from localllm.doctor.finding import Check, Finding, examine, problem
 from localllm.doctor.network import network
 
 CHECKS: tuple[tuple[str, Check], ...] = (
@@ -29,6 +30,17 @@ def findings(measure: bool = False) -> Iterator[Finding]:
     checks = dict(CHECKS) | ({"speed": models.measured_speed} if measure else {})
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lambda: [*examine("network", network)])
-        for name, check in checks.items():
-            yield from examine(name, check)
-        yield from waiting.result()
+        here = (finding for name, check in checks.items() for finding in examine(name, check))
+        yield from _each_once(chain(here, _of(waiting)))
+
+
+def _of(waiting: Future[list[Finding]]) -> Iterator[Finding]:
+    yield from waiting.result()
+
+
+def _each_once(found: Iterable[Finding]) -> Iterator[Finding]:
+    """A problem that keeps several checks from their work is told by the first; the others refer to it."""
+    told: dict[str, str] = {}
+    for finding in found:
+        first = told.setdefault(finding.text, finding.name) if finding.status == "problem" else finding.name
+        yield finding if first == finding.name else problem(finding.name, f"not checked: see {first}", "")

@@ -49,12 +49,12 @@ def default() -> Iterator[Finding]:
     from localllm.models.gguf import read_header
 
     name, catalog = default_model(), full_catalog()
-    origin = "by LOCALLLM_MODEL" if config.chosen_model() else "by itself"
+    origin = "by LOCALLLM_MODEL" if config.chosen_model() else "at the first run"
     model = find(name, catalog)
     if model is None:
         if name not in catalog:
             error = missing(name, catalog)
-            yield problem("default model", f"{name} (set {origin}): {error.message}", error.hint)
+            yield problem("default model", f"{error.message} (set {origin})", error.hint)
             return
         size_bytes = catalog[name].file_bytes
         size = f" ({size_text(size_bytes)})" if size_bytes else ""
@@ -63,7 +63,7 @@ def default() -> Iterator[Finding]:
     try:
         shape = read_header(model.path)
     except ModelFileError as error:
-        yield problem("default model", f"{name} (set {origin}): {error.message}", error.hint or "name another one: -m")
+        yield problem("default model", f"{error.message} (set {origin})", error.hint or "name another one: -m")
         return
     text = f"{name} ({size_text(model.file_bytes)}, {shape.quantisation}), kept by {model.place}"
     if shape.chat_template.strip():
