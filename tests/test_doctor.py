@@ -45,7 +45,7 @@ def offline(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def doctor(*arguments: str, command: list[str] = PROGRAM, code: int | None = None, **environment: str):
     """The findings by name; of several the last one that is not ok counts."""
     done = subprocess.run(
-        [*command, "--json", *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=120
+        [*command, "--json", *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=280
     )
     assert done.stderr == "", done.stderr
     whole = json.loads(done.stdout)

@@ -281,11 +281,11 @@ def _measure(reference: str | None, kv: KvType) -> None:
     with cancelling(cancel):
         with download_progress() as on_download:
             located = locate(reference, on_download, cancel)
-        measure(located, kv, cancel, _tell)
+        measure(located, kv, cancel, tell_progress)
     cancel.check()
 
 
-def _tell(line: str) -> None:
+def tell_progress(line: str) -> None:
     """Progress, for a person who waits."""
     if sys.stderr.isatty():
         print(f"localllm: {one_line(line)} …", file=sys.stderr)
@@ -317,7 +317,7 @@ def _explained(
     if len(names) > 1:
         raise UsageError("--explain needs one --gpu", "say what the file was measured on")
     told = []
-    for result in explain.llama_bench(text_of(path, Cancel(), _tell)):
+    for result in explain.llama_bench(text_of(path, Cancel(), tell_progress)):
         if bandwidth is not None:
             device = hardware.given(bandwidth, None)
         elif names or (result.on_gpu and result.devices):

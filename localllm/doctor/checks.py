@@ -25,13 +25,16 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 )
 
 
-def findings(measure: bool = False) -> Iterator[Finding]:
-    """What all checks find, as soon as they find it. With ``measure`` the default model's speed is measured."""
-    checks = dict(CHECKS) | ({"speed": models.measured_speed} if measure else {})
-    with ThreadPoolExecutor(1) as pool:
+def findings(speed: Check = models.speed) -> Iterator[Finding]:
+    """What all checks find, as soon as they find it; ``speed`` may be one that measures."""
+    checks = dict(CHECKS) | {"speed": speed}
+    pool = ThreadPoolExecutor(1)
+    try:
         waiting = pool.submit(lambda: [*examine("network", network)])
         here = (finding for name, check in checks.items() for finding in examine(name, check))
         yield from _each_once(chain(here, _of(waiting)))
+    finally:
+        pool.shutdown(wait=False)  # who leaves early does not wait for the network
 
 
 def _of(waiting: Future[list[Finding]]) -> Iterator[Finding]:

@@ -4,10 +4,11 @@ A file is never loaded in this process: it might end it.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from localllm import config
+from localllm.cancel import Cancel
 from localllm.default import default_model
 from localllm.doctor.finding import Finding, ok, problem, warning
 from localllm.errors import LocalLLMError, ModelFileError
@@ -97,7 +98,6 @@ def draft() -> Iterator[Finding]:
 def _unlike(target: Path, smaller: Path) -> str:
     """Why the vocabularies do not match; "" where they do."""
     from localllm import child
-    from localllm.cancel import Cancel
 
     command, environment = child.python(vocabularies_child, str(target), str(smaller))
     finished = child.run(command, environment, lambda *_: None, Cancel(_CHILD_S))
@@ -136,8 +136,11 @@ def speed() -> Iterator[Finding]:
     yield ok("speed", text, "against the ceiling: localllm doctor --measure")
 
 
-def measured_speed() -> Iterator[Finding]:
-    """Measure memory and the default model now, and hold its decode rate against the ceiling. Takes half a minute."""
+def measured_speed(cancel: Cancel, tell: Callable[[str], None]) -> Iterator[Finding]:
+    """Measure memory and the default model now, and hold its decode rate against the ceiling. Takes half a minute.
+
+    ``tell`` is told what is being done. Raises Cancelled.
+    """
     from localllm import here, subjects
     from localllm.app import locate
     from localllm.ceiling.answer import Question
@@ -147,7 +150,7 @@ def measured_speed() -> Iterator[Finding]:
     if model is None:
         yield ok("speed", "not measured: the default model is not on this disk", _pull(default_model()))
         return
-    found = measure(locate(default_model()))
+    found = measure(locate(default_model()), cancel=cancel, tell=tell)
     machine, _ = here.machine()
     ceiling_tok_s = here.answered(subjects.of_local(model, 0, "f16"), machine, Question()).shallow.ceiling_tok_s
     share = found.tok_s / ceiling_tok_s

@@ -166,8 +166,7 @@ def cores() -> Iterator[Finding]:
     """Whether there are cores to compute on: a container's limit, and what other programs take."""
     from localllm.engine.threads import default_threads
 
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    yield threads(default_threads(), quota_cores(), load)
+    yield threads(default_threads(), quota_cores(), os.getloadavg()[0])
 
 
 def quota_cores(root: Path = Path("/")) -> float | None:

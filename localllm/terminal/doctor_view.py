@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -17,12 +18,14 @@ _MANY_COLORS = ("truecolor", "24bit")
 
 
 def line(finding: Finding) -> str:
-    """A finding as a person reads it; its advice is a line of its own."""
-    status = f"{finding.status:8}"
-    if sys.stdout.isatty() and wants_color():
-        status = f"\x1b[{_COLORS[finding.status]}m{status}\x1b[0m"
-    text = f"{status} {finding.name:{_WIDTH}} {one_line(finding.text)}"
-    return f"{text}\n{'':9}{'':{_WIDTH}} -> {one_line(finding.advice)}" if finding.advice else text
+    """A finding as a person reads it, folded in a terminal; its advice is a line of its own, to be copied as it is."""
+    status, text, indent = f"{finding.status:8}", one_line(finding.text), " " * (_WIDTH + 10)
+    if sys.stdout.isatty():
+        room = max(columns(sys.stdout) - len(indent), _NARROW // 2)
+        text = f"\n{indent}".join(textwrap.wrap(text, room))
+        status = f"\x1b[{_COLORS[finding.status]}m{status}\x1b[0m" if wants_color() else status
+    line = f"{status} {finding.name:{_WIDTH}} {text}"
+    return f"{line}\n{indent}-> {one_line(finding.advice)}" if finding.advice else line
 
 
 def summary(findings: Sequence[Finding]) -> str:
