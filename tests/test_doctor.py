@@ -42,8 +42,18 @@ def offline(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
-def doctor(*arguments: str, command: list[str] = PROGRAM, code: int | None = None, **environment: str):
-    """The findings by name; of several the last one that is not ok counts."""
+def doctor(code: int | None = None, **environment: str) -> dict[str, Finding]:
+    """What all checks find, by name, in this process; ``code`` is what the program's exit code would be."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        found = [*checks.findings()]
+    assert code is None or code == any(finding.status == "problem" for finding in found)
+    return by_name(found)
+
+
+def program(*arguments: str, command: list[str] = PROGRAM, code: int | None = None, **environment: str):
+    """The same of the program, which looks at the terminal too."""
     done = subprocess.run(
         [*command, "--json", *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=280
     )
@@ -53,8 +63,12 @@ def doctor(*arguments: str, command: list[str] = PROGRAM, code: int | None = Non
     problems = [finding for finding in found if finding.status == "problem"]
     assert done.returncode == (1 if problems else 0)
     assert code is None or done.returncode == code
-    by_name = {finding.name: finding for finding in found if finding.status == "ok"}
-    return by_name | {finding.name: finding for finding in found if finding.status != "ok"}
+    return by_name(found)
+
+
+def by_name(found: list[Finding]) -> dict[str, Finding]:
+    """Of several with one name the last that is not ok."""
+    return {finding.name: finding for finding in sorted(found, key=lambda finding: finding.status != "ok")}
 
 
 def own_catalog(**entries: dict[str, object]) -> Path:
@@ -68,7 +82,7 @@ def own_catalog(**entries: dict[str, object]) -> Path:
 
 def test_a_fresh_home_has_no_problem(offline):
     """Every check has its finding; what is not there yet is a warning at most, and each of these says what to do."""
-    found = doctor(code=0)
+    found = program(code=0)
     assert set(found) == NAMES
     assert all(finding.advice for finding in found.values() if finding.status != "ok")
     assert found["default model"].status == "warning"
@@ -109,7 +123,7 @@ def test_a_broken_catalog_is_told_once(offline):
     path = config.config_dir() / "models.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("one:\n  descrption: x\n")
-    found = doctor(code=1)
+    found = program(code=1)
     assert set(found) == NAMES
     assert "line 2" in found["catalog"].text and "descrption" in found["catalog"].text
     assert found["memory"].text == "not checked: see catalog"
@@ -131,7 +145,7 @@ def test_another_version_of_the_bindings_is_a_problem(offline, tmp_path):
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: llama-cpp-python\nVersion: 0.0.1\n")
     path = os.pathsep.join([str(about.parent), os.environ.get("PYTHONPATH", "")])
-    found = doctor(PYTHONPATH=path)["versions"]
+    found = program(PYTHONPATH=path)["versions"]
     wanted = runtime.required_binding()
     assert found.status == "problem"
     assert f"llama-cpp-python 0.0.1, Python {sys.version_info[0]}." in found.text
@@ -145,7 +159,7 @@ def test_bindings_that_cannot_be_loaded_are_a_problem(offline, tmp_path):
     (package / "__init__.py").write_text("")
     (package / "llama_cpp.py").write_text("raise RuntimeError('libllama.so:\\nwrong ELF class')")
     path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
-    found = doctor(PYTHONPATH=path)
+    found = program(PYTHONPATH=path)
     assert found["llama.cpp"].text == "it cannot be loaded: libllama.so: wrong ELF class"
     assert "pip install" in found["llama.cpp"].advice
     assert set(found) == NAMES
@@ -350,7 +364,7 @@ def test_what_was_measured_is_told(offline, tmp_path):
 @pytest.mark.slow
 def test_measuring(offline, smollm2):
     """--measure runs the default model, and tells its share of the ceiling."""
-    found = doctor("--measure", LOCALLLM_MODEL=str(smollm2))["speed"]
+    found = program("--measure", LOCALLLM_MODEL=str(smollm2))["speed"]
     assert re.search(r"\d+\.\d tokens/s when decoding, \d+% of the ceiling \(\d+\.\d at \d+ GB/s\)", found.text)
 
 
@@ -422,7 +436,7 @@ def test_folders_that_cannot_be_written(stored):
     data.mkdir(parents=True)
     data.chmod(0o500)
     try:
-        found = doctor(command=as_a_user(*PROGRAM), code=1)
+        found = program(command=as_a_user(*PROGRAM), code=1)
     finally:
         data.chmod(0o700)
         stored.chmod(0o700)
@@ -543,7 +557,7 @@ def test_a_narrow_terminal(offline):
 
 def test_a_locale_without_utf_8(offline):
     """What cannot be shown is told with the setting that helps."""
-    found = doctor(PYTHONIOENCODING="ascii")["terminal"]
+    found = program(PYTHONIOENCODING="ascii")["terminal"]
     assert (found.status, found.advice) == ("warning", "choose a UTF-8 locale: export LC_ALL=C.UTF-8")
 
 
