@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from localllm import config
 from localllm.cancel import Cancel
 from localllm.config import Settings
+from localllm.default import default_model
 from localllm.errors import LocalLLMError, ModelNotFound, UsageError
 from localllm.models.catalog import full_catalog
 from localllm.models.gguf import ModelShape, read_header
 from localllm.models.store import Download, LocalModel, all_local, resolve
-from localllm.settings import default_model, prefix_budget_bytes
+from localllm.settings import prefix_budget_bytes
 from localllm.values import ContextReason, ModelInfo, Sampling
 
 if TYPE_CHECKING:

@@ -154,7 +154,7 @@ TABLE: Final = (
         "model",
         "model",
         "A name from `localllm list`, user/repo[:QUANT], or a GGUF file.",
-        default=config.DEFAULT_MODEL,
+        otherwise="what suits this machine and is on its disk",
     ),
     Setting("system", "text", "System prompt.", default="", otherwise="none"),
     _sampled("temp", "number", "Temperature; 0 always takes the likeliest token.", "temperature"),
@@ -287,11 +287,6 @@ def chosen_model() -> str | None:
     """The model that the user has set for where none is named; None where none is. Raises UsageError as ``choices``."""
     chosen = choices().get("model")
     return str(chosen.value) if chosen else None
-
-
-def default_model() -> str:
-    """The model to use where none is named. Raises UsageError as ``choices`` does."""
-    return chosen_model() or config.DEFAULT_MODEL
 
 
 def prefix_budget_bytes() -> int:

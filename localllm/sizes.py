@@ -38,6 +38,13 @@ def memory_bytes(text: str) -> int:
     return round(_quantity(text, "a memory size", {"": GIB, "gb": GIB, "gib": GIB}, 0.1 * GIB, 1e5 * GIB, hint))
 
 
+def size_text(size_bytes: int) -> str:
+    """A size as people say it, in units of 1000: "98 MB", "4.7 GB"."""
+    if size_bytes < 1e6:
+        return f"{size_bytes / 1e3:.0f} kB"
+    return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 999.5e6 else f"{size_bytes / 1e9:.1f} GB"
+
+
 def _quantity(text: str, what: str, units: Mapping[str, int], low: float, high: float, hint: str) -> float:
     match = _QUANTITY.fullmatch(text.strip().lower())
     if match is None or match[2] not in units:

@@ -16,8 +16,9 @@ from terminals import PROGRAM
 
 from localllm import settings_file
 from localllm.cli.main import app
+from localllm.default import default_model
 from localllm.errors import UsageError
-from localllm.settings import SETTINGS, TABLE, Setting, choices, default_model, in_file, unknown_variables
+from localllm.settings import SETTINGS, TABLE, Setting, choices, in_file, unknown_variables
 
 # Options of ask, chat and cache warm that are no settings, and why.
 NO_SETTINGS = {

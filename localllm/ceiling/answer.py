@@ -127,6 +127,11 @@ class Result:
         """At the depth that was asked about."""
         return self.depths[-1]
 
+    @property
+    def likely_tok_s(self) -> float:
+        """What is expected there, or else half the ceiling, about as much as is reached."""
+        return self.deepest.expected.mid if self.deepest.expected else self.deepest.ceiling_tok_s / 2
+
 
 def answer(subject: Subject, machine: Machine, question: Question) -> Result:
     """All numbers for one machine."""

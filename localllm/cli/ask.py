@@ -10,6 +10,7 @@ import typer
 
 from localllm.cancel import Cancel
 from localllm.cli import options
+from localllm.cli.first_run import choose_default
 from localllm.cli.signals import cancelling
 from localllm.errors import EXIT_CODES, UsageError
 from localllm.settings import SETTINGS
@@ -99,6 +100,7 @@ def ask(
     from localllm.terminal.progress import download_progress
     from localllm.terminal.render import View
 
+    choose_default(model, quiet=quiet, may_ask=timeout is None)
     view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet)
     with cancelling(cancel):
         with download_progress(quiet) as on_download:

@@ -11,6 +11,7 @@ import typer
 
 from localllm.cancel import Cancel
 from localllm.cli import options
+from localllm.cli.first_run import choose_default
 from localllm.cli.models import Json, table
 from localllm.cli.signals import cancelling
 from localllm.errors import UsageError
@@ -82,6 +83,7 @@ def warm(
     if not (text.strip() or system.strip()):
         raise UsageError("there is nothing to read in", "give --system, --file or piped text")
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, "off", exact=False, cache=True)
+    choose_default(model)
     with cancelling(cancel):
         with download_progress() as on_download:
             engine = open_engine(model, settings, on_download, cancel)

@@ -157,7 +157,7 @@ def ceiling(
     if only_fitting:
         results = [result for result in results if result.fits]
     if all_gpus:
-        results.sort(key=_speed, reverse=True)
+        results.sort(key=lambda result: result.likely_tok_s, reverse=True)
     notes = (*subject.notes, *told, *_machine_notes(results, subject), *_missing(results, question))
     chart = plots.chart(subject, [result.machine for result in results], question) if places else None
     if chart:
@@ -208,12 +208,6 @@ def _draft(reference: str, subject: "Subject", question: "Question", kv: KvType)
         sizes_differ = f"{draft.n_vocab:,} tokens, not {subject.n_vocab:,}"
         raise UsageError(f"{draft.name} cannot draft for {subject.name}: it has another vocabulary ({sizes_differ})")
     return draft
-
-
-def _speed(result: "Result") -> float:
-    """What is expected, or else half the ceiling, about as much as is reached."""
-    deepest = result.deepest
-    return deepest.expected.mid if deepest.expected else deepest.ceiling_tok_s / 2
 
 
 def _missing(results: "Sequence[Result]", question: "Question") -> Iterator[str]:
@@ -287,11 +281,11 @@ def _measure(reference: str | None, kv: KvType) -> None:
     with cancelling(cancel):
         with download_progress() as on_download:
             located = locate(reference, on_download, cancel)
-        measure(located, kv, cancel, _tell)
+        measure(located, kv, cancel, tell_progress)
     cancel.check()
 
 
-def _tell(line: str) -> None:
+def tell_progress(line: str) -> None:
     """Progress, for a person who waits."""
     if sys.stderr.isatty():
         print(f"localllm: {one_line(line)} …", file=sys.stderr)
@@ -323,7 +317,7 @@ def _explained(
     if len(names) > 1:
         raise UsageError("--explain needs one --gpu", "say what the file was measured on")
     told = []
-    for result in explain.llama_bench(text_of(path, Cancel(), _tell)):
+    for result in explain.llama_bench(text_of(path, Cancel(), tell_progress)):
         if bandwidth is not None:
             device = hardware.given(bandwidth, None)
         elif names or (result.on_gpu and result.devices):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
 from localllm.cli import options
+from localllm.cli.first_run import choose_default
 from localllm.cli.signals import cancelling, leave_on_signals
 from localllm.errors import UsageError
 from localllm.terminal.safe import readable
@@ -77,6 +78,7 @@ def chat(
         cancel.check()
         return engine
 
+    choose_default(model)
     current = find(model)
     conversation = Chat(load(current), lambda engine: choose(engine.sampling), readable(system))
 

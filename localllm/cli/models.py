@@ -29,7 +29,7 @@ def list_models(
 ) -> None:
     """List the models on this disk, whoever keeps them, and those of the catalog that can be fetched.
 
-    FITS tells where a model can run on this machine: gpu, gpu+ram, ram, or no.
+    FITS tells where a model can run on this machine: gpu, gpu+ram, ram, or no. HERE marks with * the default model.
     """
     import json
 
@@ -125,28 +125,30 @@ class _Entry:
     fit: "Fit | None"
     spec: "ModelSpec | None"
     local: "LocalModel | None"
+    default: bool
 
     @classmethod
-    def here(cls, model: "LocalModel", machine: "Capacity") -> "_Entry":
+    def here(cls, model: "LocalModel", machine: "Capacity", default: bool) -> "_Entry":
         from localllm.models.catalog import quantisation
 
-        quant = quantisation(model.path.name)
-        return cls(model.name, model.file_bytes, quant, model.place, machine.fit(model.file_bytes), model.spec, model)
+        quant, fit = quantisation(model.path.name), machine.fit(model.file_bytes)
+        return cls(model.name, model.file_bytes, quant, model.place, fit, model.spec, model, default)
 
     @classmethod
-    def fetchable(cls, spec: "ModelSpec", machine: "Capacity") -> "_Entry":
+    def fetchable(cls, spec: "ModelSpec", machine: "Capacity", default: bool) -> "_Entry":
         from localllm.models.catalog import quantisation
 
-        size = spec.file_bytes
+        size, quant = spec.file_bytes, quantisation(spec.file_name)
         fit = machine.fit(size) if size else None
-        return cls(spec.name, size, quantisation(spec.file_name), address(spec.sources[0]), fit, spec, None)
+        return cls(spec.name, size, quant, address(spec.sources[0]), fit, spec, None, default)
 
     def as_row(self) -> tuple[str, ...]:
         from localllm.terminal.progress import size_text
 
         size = size_text(self.file_bytes) if self.file_bytes else ""
         draft = (self.spec and self.spec.draft) or ""
-        return (self.name, size, self.quantisation, "yes" if self.local else "", self.fit or "", draft, self.source)
+        here = ("yes" if self.local else "") + (" *" if self.default else "")
+        return (self.name, size, self.quantisation, here, self.fit or "", draft, self.source)
 
     def as_object(self) -> dict[str, object]:
         spec = self.spec
@@ -163,17 +165,23 @@ class _Entry:
             "draft": spec.draft if spec else None,
             "thinking": spec.thinking if spec else None,
             "own_entry": spec.own if spec else None,
+            "default": self.default,
         }
 
 
 def _entries(catalog: "Catalog", machine: "Capacity") -> Iterator[_Entry]:
     """What is on this disk, then what is not."""
-    from localllm.models.store import all_local
+    from localllm.default import default_model
+    from localllm.models.store import all_local, find
 
-    local = all_local(catalog)
-    yield from (_Entry.here(model, machine) for model in local)
+    wanted, local = default_model(), all_local(catalog)
+    found = find(wanted, catalog)
+    for model in local:
+        yield _Entry.here(model, machine, default=bool(found and found.path.resolve() == model.path.resolve()))
     present = {model.name for model in local}
-    yield from (_Entry.fetchable(spec, machine) for spec in catalog.values() if spec.name not in present)
+    for spec in catalog.values():
+        if spec.name not in present:
+            yield _Entry.fetchable(spec, machine, default=spec.name == wanted.lower())
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

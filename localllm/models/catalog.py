@@ -5,6 +5,7 @@ Knows nothing of which models are on this disk (store.py) nor of what a model fi
 """
 
 import difflib
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -168,11 +169,17 @@ def full_catalog() -> Catalog:
 
     Raises CatalogError as ``load_catalog`` does, except that the user's file may be empty.
     """
-    shipped = load_catalog()
+    shipped = _shipped()
     path = config.config_dir() / "models.yaml"
     if not is_there(path, CatalogError):
         return shipped
     return Catalog({**shipped, **_read(path, shipped)}.values())
+
+
+@functools.cache
+def _shipped() -> Catalog:
+    """Starting looks at it two or three times, and reading it takes 5 ms."""
+    return load_catalog()
 
 
 def _read(path: Path, shipped: Mapping[str, ModelSpec] | None = None) -> dict[str, ModelSpec]:

@@ -33,6 +33,7 @@ _CHUNK_BYTES = 2**20
 _MAX_FILES = 10_000  # of the cache, looked at for a list
 _TRIES = 3  # in a row without a single byte
 _HEADER_STEPS_BYTES = (2**20, 4 * 2**20, 16 * 2**20, 64 * 2**20)  # most headers take 1 to 16 MiB
+_REACH_S = 2.0
 _HTTP_LIMIT_BYTES = 50 * 10**9  # the hub serves larger files through its Xet protocol only
 
 
@@ -210,6 +211,17 @@ def fetch_header(repository: str, file_name: str, target: Path, most_bytes: int,
     return size
 
 
+def is_offline() -> bool:
+    """Whether the user wants the hub not to be asked, by the same variables as huggingface_hub."""
+    chosen = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE", "")
+    return chosen.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def reach(cancel: Cancel) -> None:
+    """Return if the hub answers. Raises DownloadError with the reason where it does not, Cancelled."""
+    _child(["reach", ""], lambda *_: None, cancel)
+
+
 def _child(arguments: list[str], on_bytes: OnBytes, cancel: Cancel, extra: dict[str, str] | None = None) -> str:
     """Run ``hub_child`` and return the last line that it writes: its result, or the reason of its failure."""
     from localllm import child
@@ -260,10 +272,15 @@ _HINTS = {
 
 
 def hub_child() -> None:
-    """Ask the hub for one thing: the child process of ``list_files``, ``fetch`` and ``fetch_header``."""
+    """Ask the hub for one thing: the child process of ``reach``, ``list_files``, ``fetch`` and ``fetch_header``."""
     task, repository, *rest = sys.argv[1:]
     try:
-        tasks: dict[str, Callable[..., str]] = {"list": _names, "fetch": _download, "header": _header}
+        tasks: dict[str, Callable[..., str]] = {
+            "list": _names,
+            "fetch": _download,
+            "header": _header,
+            "reach": _reach,
+        }
         result = tasks[task](repository, *rest)
     except Exception as error:  # of many libraries; all that a user needs to know of it is one line
         _leave(_reason(error, repository, *rest[:1]), code=1)
@@ -274,6 +291,15 @@ def _leave(last_line: str, code: int) -> NoReturn:
     sys.stdout.write(f"\n{last_line}")
     sys.stdout.flush()
     os._exit(code)  # what the library's threads still do is of no interest
+
+
+def _reach(_repository: str) -> str:
+    from huggingface_hub import constants, get_session, hf_raise_for_status
+
+    response = get_session().head(constants.ENDPOINT, timeout=_REACH_S)
+    if response.status_code >= 500:  # it is there, but not well; any other answer will do
+        hf_raise_for_status(response)
+    return "null"
 
 
 def _names(repository: str) -> str:

