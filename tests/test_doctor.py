@@ -279,10 +279,10 @@ def test_the_limit_of_a_container(files, cores, tmp_path):
 
 def test_settings_that_mean_nothing(offline):
     """A value that is none is a problem; a variable that nobody reads is a warning with the nearest name."""
-    assert doctor(LOCALLLM_CACHE_SIZE="banana", code=1)["settings"].text == "'banana' is not a size of a cache"
+    assert doctor(LOCALLLM_CACHE_SIZE="banana", code=1)["settings"].text.endswith("'banana' is not a size of a cache")
     found = doctor(LOCALLLM_MODLE="x", code=0)["settings"]
     assert (found.status, found.advice) == ("warning", "did you mean LOCALLLM_MODEL?")
-    assert doctor(LOCALLLM_CACHE_SIZE="1GB")["settings"].text == "LOCALLLM_CACHE_SIZE=1GB"
+    assert doctor(LOCALLLM_CACHE_SIZE="1GB")["settings"].text == "cache_size=1GB"
 
 
 # --- models --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import typer
 
 from localllm.cancel import Cancel
 from localllm.cli.signals import cancelling
+from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.app import Capacity
@@ -174,8 +175,12 @@ def _entries(catalog: "Catalog", machine: "Capacity") -> Iterator[_Entry]:
     from localllm.default import default_model
     from localllm.models.store import all_local, find
 
-    wanted, local = default_model(), all_local(catalog)
-    found = find(wanted, catalog)
+    local = all_local(catalog)
+    try:
+        wanted = default_model()
+    except UsageError:  # a mistake in the settings: told by what uses them, and in the way of no list
+        wanted = ""
+    found = find(wanted, catalog) if wanted else None
     for model in local:
         yield _Entry.here(model, machine, default=bool(found and found.path.resolve() == model.path.resolve()))
     present = {model.name for model in local}

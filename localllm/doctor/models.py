@@ -13,7 +13,7 @@ from localllm.doctor.finding import Finding, ok, problem, warning
 from localllm.errors import LocalLLMError, ModelFileError
 from localllm.models.catalog import full_catalog
 from localllm.models.store import all_local, find, missing
-from localllm.settings import chosen_model
+from localllm.settings import choices
 from localllm.sizes import size_text
 
 _SHOWN = 3
@@ -50,7 +50,8 @@ def default() -> Iterator[Finding]:
     from localllm.models.gguf import read_header
 
     name, catalog = default_model(), full_catalog()
-    origin = "by a setting" if chosen_model() else "at the first run"
+    chosen = choices().get("model")
+    origin = f"in {chosen.place}" if chosen else "at the first run"
     model = find(name, catalog)
     if model is None:
         if name not in catalog:
