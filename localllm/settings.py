@@ -270,9 +270,7 @@ def choices() -> dict[str, Choice]:
 
 def in_file(text: str | None = None) -> dict[str, Choice]:
     """What config.yaml chooses, or would if it held ``text``. Raises UsageError."""
-    from localllm.yamlfile import is_there
-
-    if text is None and not is_there(path(), UsageError):
+    if text is None and not config.is_there(path(), UsageError):
         return {}
     return _read(path(), text)
 

@@ -21,7 +21,12 @@ def test_the_wheel_is_complete(tmp_path):
     with zipfile.ZipFile(path) as wheel:
         names = wheel.namelist()
         assert wheel.read("localllm/data/models.yaml") == (ROOT / "models.yaml").read_bytes()
-        assert {"localllm/data/hardware.csv", "localllm/py.typed", "localllm/cli/main.py"} <= {*names}
+        assert {
+            "localllm/data/hardware.csv",
+            "localllm/data/help/pipes.txt",
+            "localllm/py.typed",
+            "localllm/cli/main.py",
+        } <= {*names}
         (entry_points,) = [wheel.read(name).decode() for name in names if name.endswith("entry_points.txt")]
     assert "localllm = localllm.__main__:main" in entry_points
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]

@@ -4,9 +4,7 @@ What a text lists from the program itself (exit codes, settings, keys, paths) is
 stays true: see ``_PARTS``.
 """
 
-import difflib
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -94,9 +92,9 @@ def _usage(context: click.Context, words: Sequence[str]) -> str:
 
 
 def _unknown(name: str, program: click.Command) -> UsageError:
-    known = [*topics(), *(program.commands if isinstance(program, click.Group) else ())]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "see: localllm help"
+    commands = program.commands if isinstance(program, click.Group) else {}
+    near = settings.nearest(name, {**topics(), **commands})
+    hint = f"did you mean {near!r}?" if near else "see: localllm help"
     return UsageError(f"there is no topic and no command {name!r}", hint)
 
 
@@ -110,6 +108,8 @@ def _text(topic: str) -> str:
 
 def _columns(rows: Iterable[tuple[str, str]]) -> str:
     """Two columns; what is too long for the second goes on below it."""
+    import textwrap
+
     rows = list(rows)
     width = max(len(left) for left, _ in rows) + 4
     lines: list[str] = []
