@@ -134,11 +134,23 @@ class YamlReader:
             self.fail(node, f"{quoted(node.value)} is not {wanted}{quotes}")
         return str(node.value)
 
-    def fail(self, node: yaml.Node, reason: str, given: str | None = None, known: Iterable[str] = ()) -> NoReturn:
-        """Raise the error for this place; where ``given`` resembles one of the ``known`` names, it is the hint."""
-        nearest = difflib.get_close_matches(given, known, n=1) if given else []
-        hint = f"did you mean {nearest[0]!r}?" if nearest else ""
-        raise self._error(f"{self.path}, line {node.start_mark.line + 1}: {reason}", hint)
+    def fail(
+        self,
+        node: yaml.Node,
+        reason: str,
+        given: str | None = None,
+        known: Iterable[str] = (),
+        below: int | None = None,
+    ) -> NoReturn:
+        """Raise the error for this place, or for the line of a text, counted from 0, that lies ``below`` a ``|``.
+
+        Where ``given`` resembles one of the ``known`` names, that is the hint.
+        """
+        close = nearest(given, known) if given else None
+        line = node.start_mark.line + 1
+        if below is not None and isinstance(node, yaml.ScalarNode) and node.style == "|":
+            line += 1 + below
+        raise self._error(f"{self.path}, line {line}: {reason}", f"did you mean {close!r}?" if close else "")
 
     def _refuse_aliases(self, root: yaml.Node) -> None:
         """With aliases a small file can describe an enormous catalog, so none are allowed."""
@@ -158,6 +170,13 @@ class YamlReader:
 def unreadable(path: Path, reason: str | None, error: type[LocalLLMError]) -> LocalLLMError:
     """The error for a file that cannot be opened or read."""
     return error(f"{path}: cannot be read: {reason}", "make it a readable file, or move it away")
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The name that was probably meant: one that begins so, or else the one that resembles it most."""
+    names = list(known)
+    longer = [name for name in names if name.startswith(given)]
+    return next(iter(longer or difflib.get_close_matches(given, names, n=1)), None)
 
 
 def quoted(text: str) -> str:

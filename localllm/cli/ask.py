@@ -1,11 +1,13 @@
 """``localllm ask``: one prompt, one answer, made for pipes and scripts."""
 
+import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import click
 import typer
 
 from localllm.cancel import Cancel
@@ -18,7 +20,9 @@ from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
+    from localllm.session.extract import Which
     from localllm.session.overflow import Fitted, Part
+    from localllm.session.templates import Filled
     from localllm.terminal.render import View
 
 
@@ -31,6 +35,20 @@ def ask(
     ] = None,
     model: options.Model = None,
     system: options.System = "",
+    template: Annotated[
+        str | None,
+        typer.Option("--template", "-t", metavar="NAME|PATH", help="Ask by a template: `localllm template list`."),
+    ] = None,
+    param: Annotated[
+        list[str] | None,  # pairs: typer has no lists of tuples of its own
+        typer.Option(
+            "--param",
+            "-p",
+            metavar="NAME VALUE",
+            click_type=click.Tuple([str, str]),
+            help="Set a parameter of the template. Repeatable.",
+        ),
+    ] = None,
     file: Annotated[
         list[str] | None,
         typer.Option("--file", "-f", metavar="PATH", help="Put this file before the prompt; - is stdin. Repeatable."),
@@ -53,6 +71,11 @@ def ask(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: answer, stats, how it ended.")] = False,
+    extract: Annotated[
+        bool | None,
+        typer.Option("--extract/--no-extract", "-x", help="Print only the first fenced code block of the answer."),
+    ] = None,
+    extract_last: Annotated[bool, typer.Option("--xl", help="Print only the last fenced code block.")] = False,
     usage: options.Usage = False,
     hide_reasoning: options.HideReasoning = False,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the answer in one piece, at its end.")] = False,
@@ -84,11 +107,15 @@ def ask(
         stop=stop,
     )
     choose(Sampling())  # wrong values are told before anything is loaded
+    filled = _filled(template, param or ())
+    which = _which(extract, extract_last, filled.template.extract)
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, no_cache)
     cancel = Cancel(_checked_timeout(timeout))
     attached = attached_text(file or (), cancel, _tell if sys.stderr.isatty() and not quiet else lambda _: None)
-    request, system = readable(" ".join(words or ())), readable(system)
-    if not (attached.strip() or request.strip()):
+    request, system = readable(" ".join(words or ())), readable(system) or filled.system
+    if filled.needs_input and not (attached.strip() or request.strip()):
+        if template:
+            raise UsageError(f"there is no text for template {template!r}", "pipe it in, or give -f FILE or a prompt")
         raise UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')
 
     from localllm.app import open_engine
@@ -98,15 +125,17 @@ def ask(
     view = View.of_terminal(stream=not no_stream, reasoning=not hide_reasoning, quiet=quiet)
     with cancelling(cancel):
         with download_progress(quiet) as on_download:
-            engine = open_engine(model, settings, on_download, cancel)
-        sampling = choose(engine.sampling)
-        fitted = _fit(engine, system, attached, request, raw, sampling, on_overflow, cancel)
+            engine = open_engine(model or filled.template.model, settings, on_download, cancel)
+        sampling = choose(dataclasses.replace(engine.sampling, **filled.template.sampling))
+        fitted = _fit(
+            engine, system, attached, partial(filled.question, request=request), raw, sampling, on_overflow, cancel
+        )
         has_wrong_bytes = any("\ufffd" in text for text in (system, attached, request))
         for note in _notes(fitted, on_overflow, engine.info, raw, has_wrong_bytes) if not quiet else ():
             _tell(note)
-        end = _answer(engine, fitted, sampling, cancel, view, json)
+        end = _answer(engine, fitted, sampling, cancel, view, json, which)
     if not quiet:
-        _report(end, engine.info, usage)
+        _report(end, engine.info, usage, which if extract or extract_last else None)
     if end.reason not in ("timeout", "interrupted"):  # these want an end at once
         with suppress(KeyboardInterrupt):  # the answer is out: only the cache loses something
             engine.keep()
@@ -117,21 +146,21 @@ def _fit(
     engine: "Engine",
     system: str,
     attached: str,
-    request: str,
+    question: Callable[[str], str],
     raw: bool,
     sampling: Sampling,
     drop: "Part | None",
     cancel: Cancel,
 ) -> "Fitted":
-    """The prompt, with the attached text first: it is what costs to read, and questions about it can share it."""
+    """The prompt, with as much of the attached text as there is room for."""
     from localllm.session.overflow import fit
 
     def encode(text: str) -> Prompt:
-        question = "\n\n".join(part for part in (text, request) if part)
+        asked = question(text)
         if raw:
-            return engine.encode_raw("\n\n".join(part for part in (system, question) if part), cancel)
+            return engine.encode_raw("\n\n".join(part for part in (system, asked) if part), cancel)
         messages = [Message("system", system)] if system else []
-        return engine.encode([*messages, Message("user", question)], cancel)
+        return engine.encode([*messages, Message("user", asked)], cancel)
 
     n_ctx = engine.info.n_ctx
     room = n_ctx // 4
@@ -139,15 +168,28 @@ def _fit(
 
 
 def _answer(
-    engine: "Engine", fitted: "Fitted", sampling: Sampling, cancel: Cancel, view: "View", as_json: bool
+    engine: "Engine",
+    fitted: "Fitted",
+    sampling: Sampling,
+    cancel: Cancel,
+    view: "View",
+    as_json: bool,
+    extract: "Which | None",
 ) -> TurnEnd:
+    from localllm.session.extract import code_block
     from localllm.terminal import render
 
-    if not as_json:  # reasoning that its model forgot to mark must not reach a pipe
+    if not (as_json or extract):  # reasoning that its model forgot to mark must not reach a pipe
         return render.show(engine.reply(fitted.prompt, sampling, cancel, hold_unopened=not view.reasoning), view)
     end = render.collect(engine.reply(fitted.prompt, sampling, cancel), view)
-    view.out.write(render.dumps(render.as_json(end, engine.info.name, fitted.dropped_tokens)) + "\n")
-    view.out.flush()
+    block = code_block(end.message.text, extract) if extract else None
+    code = block.code if block else None
+    if as_json:
+        found = render.as_json(end, engine.info.name, fitted.dropped_tokens)
+        text = render.dumps(found | {"extracted": code} if extract else found)
+    else:
+        text = end.message.text if code is None else code
+    render.put(text, view)
     return end
 
 
@@ -163,12 +205,18 @@ def _notes(fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool, has_w
         yield f"{NO_TEMPLATE} (--raw continues your text as it is)"
 
 
-def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
+def _report(end: TurnEnd, info: ModelInfo, usage: bool, extract: "Which | None") -> None:
     """What must be said, and with ``-u`` what can be said, on stderr."""
+    from localllm.session.extract import code_block
     from localllm.terminal import render
 
     if cut := render.ending(end):
         _tell(cut)
+    block = code_block(end.message.text, extract) if extract else None
+    if extract and end.message.text and not block:
+        _tell("the answer has no code block, so all of it is given")
+    if block and not block.closed:
+        _tell("the code block has no end: the answer may be cut")
     if usage:
         _tell(render.stats_line(end, info.n_ctx))
         _tell(render.model_line(info, end.stats))
@@ -176,6 +224,25 @@ def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
 
 def _tell(line: str) -> None:
     print(f"localllm: {one_line(line)}", file=sys.stderr)
+
+
+def _filled(template: str | None, pairs: Sequence[Sequence[str]]) -> "Filled":
+    """The template that was asked for, with its parameters. Raises UsageError where one is wrong."""
+    from localllm.session import templates
+
+    if template is None and pairs:
+        raise UsageError("-p sets a parameter of a template, and none is named", "name one: -t NAME")
+    chosen = templates.load(template) if template is not None else templates.Template()
+    return chosen.filled({readable(name): readable(value) for name, value in pairs})
+
+
+def _which(first: bool | None, last: bool, by_template: "Which | None") -> "Which | None":
+    """The code block to print, if not the whole answer. Raises UsageError where both are asked for."""
+    if first and last:
+        raise UsageError("-x prints the first code block, --xl the last", "give one of them")
+    if first is None and not last:
+        return by_template
+    return "last" if last else "first" if first else None
 
 
 def _checked_timeout(timeout: float | None) -> float | None:
