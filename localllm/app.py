@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from localllm import config
 from localllm.cancel import Cancel
-from localllm.config import Settings, default_model
+from localllm.config import Settings
 from localllm.errors import ModelNotFound, UsageError
 from localllm.models.catalog import full_catalog
 from localllm.models.gguf import ModelShape, read_header
 from localllm.models.store import Download, LocalModel, resolve
+from localllm.settings import default_model, prefix_budget_bytes
 from localllm.values import ContextReason, ModelInfo, Sampling
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _prefix_cache(decoder: "LlamaDecoder", target: "Loadable") -> "PrefixCache |
     from localllm.engine.prefix import PrefixCache
     from localllm.engine.prefix_store import PrefixStore
 
-    budget_bytes = config.prefix_budget_bytes()
+    budget_bytes = prefix_budget_bytes()
     try:
         found = [file.stat() for file in target.model.files]
     except OSError:  # gone since it was loaded

@@ -1,10 +1,9 @@
-"""Where things live on disk, and what a user chose. Knows no model and no terminal."""
+"""Where things live on disk, and the choices that shape a loaded model. Knows no model and no terminal."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm import sizes
 from localllm.values import KvType
 
 APP = "localllm"
@@ -29,13 +28,8 @@ class Settings:
     exact: bool = False
 
 
-def default_model() -> str:
-    """The model to use where the user names none: $LOCALLLM_MODEL, or the embedded default."""
-    return os.environ.get("LOCALLLM_MODEL") or DEFAULT_MODEL
-
-
 def config_dir() -> Path:
-    """What a user writes: a catalog of their own ($XDG_CONFIG_HOME/localllm)."""
+    """What a user writes: settings, and a catalog of their own ($XDG_CONFIG_HOME/localllm)."""
     return _xdg("XDG_CONFIG_HOME", ".config")
 
 
@@ -52,22 +46,6 @@ def data_dir() -> Path:
 def prefix_dir() -> Path:
     """The prompt-prefix cache. It holds what was typed, in effect: nobody else may read it."""
     return cache_dir() / "prefix"
-
-
-def prefix_budget_bytes() -> int:
-    """How large the prefix cache may become: $LOCALLLM_CACHE_SIZE, or the smaller of 8 GB and a tenth of the free disk.
-
-    Raises UsageError for a size that is none.
-    """
-    if chosen := os.environ.get("LOCALLLM_CACHE_SIZE"):
-        return sizes.cache_bytes(chosen)
-    import shutil
-
-    try:
-        place = next(path for path in (prefix_dir(), *prefix_dir().parents) if path.exists())
-        return min(8 * 10**9, shutil.disk_usage(place).free // 10)
-    except OSError:  # a disk of which nothing can be known: nothing is kept there
-        return 0
 
 
 def _xdg(variable: str, below_home: str) -> Path:

@@ -16,13 +16,13 @@ from localllm.ceiling.answer import Subject
 from localllm.ceiling.explain import Benched
 from localllm.ceiling.quantisations import bits_per_weight, precision
 from localllm.ceiling.roofline import Experts, Workload
-from localllm.config import default_model
 from localllm.errors import ModelNotFound, UsageError
 from localllm.models.catalog import Catalog, ModelSpec, full_catalog, quantisation
 from localllm.models.gguf import ModelShape, cached_bytes, read_header
 from localllm.models.reference import hub_reference
 from localllm.models.shapes import KnownShape, known_shape
 from localllm.models.store import LocalModel, find, missing
+from localllm.settings import default_model
 from localllm.values import KvType
 
 USUAL_QUANTISATION = "Q4_K_M"

@@ -6,7 +6,7 @@ Knows nothing of models, terminals or files. Events are plain data: one class pe
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from localllm.errors import UsageError
 
@@ -17,7 +17,17 @@ ContextReason = Literal["chosen", "trained", "default", "memory"]
 FinishReason = Literal["stop", "length", "context", "timeout", "interrupted"]
 
 _COLD = 1e-6  # colder, and the exponentials of llama.cpp's sampler overflow
+MAX_INT = 2**31 - 1
 MAX_SEED = 2**32 - 2  # llama.cpp reads 2**32 - 1 as "a new random seed at each call"
+RANGES: Final = {
+    "temperature": (0, 100),
+    "top_k": (0, MAX_INT),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repeat_penalty": (0.01, 100),
+    "seed": (0, MAX_SEED),
+    "max_tokens": (1, MAX_INT),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +100,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse what llama.cpp would take silently: NaN, infinities, seeds that wrap around."""
-        _check("temperature", self.temperature, 0, 100)
-        _check("top-k", self.top_k, 0, 2**31 - 1)
-        _check("top-p", self.top_p, 0, 1)
-        _check("min-p", self.min_p, 0, 1)
-        _check("repeat-penalty", self.repeat_penalty, 0.01, 100)
-        if self.seed is not None:
-            _check("seed", self.seed, 0, MAX_SEED)
-        if self.max_tokens is not None:
-            _check("max-tokens", self.max_tokens, 1, 2**31 - 1)
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None:
+                check_range(name, value, low, high)
         for name, value in (("top-k", self.top_k), ("seed", self.seed), ("max-tokens", self.max_tokens)):
             if value is not None and not isinstance(value, int):
                 raise UsageError(f"{name} is {value!r}", "give a whole number")
@@ -111,9 +116,11 @@ class Sampling:
         return self.temperature < _COLD or self.top_k == 1
 
 
-def _check(name: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        raise UsageError(f"{name} is {value}, which is out of range", f"choose a value from {low:,} to {high:,}")
+def check_range(name: str, value: float, low: float, high: float, unit: str = "") -> None:
+    """Raise UsageError for a value that is out of range, or no number."""
+    if not low <= value <= high:  # which NaN is not either
+        hint = f"choose a value from {low:,} to {high:,} {unit}".rstrip()
+        raise UsageError(f"{name.replace('_', '-')} is {value}, which is out of range", hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ class YamlReader:
         self._error = error
         self._max_bytes = max_bytes
 
-    def root(self) -> yaml.Node | None:
-        """The file's outermost node; None where it is empty, or holds nothing but comments."""
-        text = self.file_text()
+    def root(self, text: str | None = None) -> yaml.Node | None:
+        """The outermost node of the file, or of ``text`` in its place; None where there is nothing but comments."""
+        text = self.file_text() if text is None else text
         try:
             root = yaml.compose(text, Loader=_Loader)
         except yaml.reader.ReaderError as error:
@@ -146,11 +146,11 @@ class YamlReader:
 
         Where ``given`` resembles one of the ``known`` names, that is the hint.
         """
-        close = nearest(given, known) if given else None
+        nearest = difflib.get_close_matches(given, known, n=1, cutoff=0.5) if given else []
         line = node.start_mark.line + 1
         if below is not None and isinstance(node, yaml.ScalarNode) and node.style == "|":
             line += 1 + below
-        raise self._error(f"{self.path}, line {line}: {reason}", f"did you mean {close!r}?" if close else "")
+        raise self._error(f"{self.path}, line {line}: {reason}", f"did you mean {nearest[0]!r}?" if nearest else "")
 
     def _refuse_aliases(self, root: yaml.Node) -> None:
         """With aliases a small file can describe an enormous catalog, so none are allowed."""
@@ -167,16 +167,24 @@ class YamlReader:
                 stack.extend(node.value)
 
 
+def is_there(path: Path, error: type[LocalLLMError]) -> bool:
+    """Whether a person has put a file there. Raises ``error`` for one that cannot be looked at."""
+    try:
+        path.parent.stat()
+    except OSError:  # no such folder; or a home that we may not enter, as in a container of another user's
+        return False
+    try:
+        path.lstat()  # of the link itself: one that leads nowhere is a mistake to tell, not a missing file
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as failure:
+        raise unreadable(path, failure.strerror, error) from None
+    return True
+
+
 def unreadable(path: Path, reason: str | None, error: type[LocalLLMError]) -> LocalLLMError:
     """The error for a file that cannot be opened or read."""
     return error(f"{path}: cannot be read: {reason}", "make it a readable file, or move it away")
-
-
-def nearest(given: str, known: Iterable[str]) -> str | None:
-    """The name that was probably meant: one that begins so, or else the one that resembles it most."""
-    names = list(known)
-    longer = [name for name in names if name.startswith(given)]
-    return next(iter(longer or difflib.get_close_matches(given, names, n=1)), None)
 
 
 def quoted(text: str) -> str:

@@ -105,8 +105,8 @@ def test_sampling_takes_numbers_in_range_and_no_others(field, value):
         (["chat", "--seed", "x"], "see localllm chat --help\n"),
         (["--nonsense"], "see localllm chat --help\n"),
         (["hello"], 'to ask something: localllm ask "…"'),
-        (["ask", "--timeout", "1e300", "hi"], "choose a number of seconds"),
-        (["ask", "--timeout", "-1", "hi"], "choose a number of seconds"),
+        (["ask", "--timeout", "1e300", "hi"], "choose a value from 0.001 to 10,000,000 seconds"),
+        (["ask", "--timeout", "-1", "hi"], "choose a value from 0.001 to 10,000,000 seconds"),
     ],
 )
 def test_a_wrong_command_line_is_told_where_to_look(no_model, arguments, says):

@@ -1,20 +1,20 @@
 """``localllm ask``: one prompt, one answer, made for pipes and scripts."""
 
-import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import click
 import typer
 
 from localllm.cancel import Cancel
 from localllm.cli import options
 from localllm.cli.inputs import attached_text
 from localllm.cli.signals import cancelling
+from localllm.cli.template import Param, Template, filled_template
 from localllm.errors import EXIT_CODES, UsageError
+from localllm.settings import SETTINGS
 from localllm.terminal.safe import one_line, readable
 from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.session.extract import Which
     from localllm.session.overflow import Fitted, Part
-    from localllm.session.templates import Filled
     from localllm.terminal.render import View
 
 
@@ -35,20 +34,8 @@ def ask(
     ] = None,
     model: options.Model = None,
     system: options.System = "",
-    template: Annotated[
-        str | None,
-        typer.Option("--template", "-t", metavar="NAME|PATH", help="Ask by a template: `localllm template list`."),
-    ] = None,
-    param: Annotated[
-        list[str] | None,  # pairs: typer has no lists of tuples of its own
-        typer.Option(
-            "--param",
-            "-p",
-            metavar="NAME VALUE",
-            click_type=click.Tuple([str, str]),
-            help="Set a parameter of the template. Repeatable.",
-        ),
-    ] = None,
+    template: Template = None,
+    param: Param = None,
     file: Annotated[
         list[str] | None,
         typer.Option("--file", "-f", metavar="PATH", help="Put this file before the prompt; - is stdin. Repeatable."),
@@ -63,11 +50,11 @@ def ask(
     stop: options.Stop = None,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="Stop after this time, loading included."),
+        typer.Option("--timeout", metavar="SECONDS", help=options.help_of("timeout")),
     ] = None,
     on_overflow: Annotated[
         Literal["head", "tail", "middle"] | None,
-        typer.Option("--on-overflow", help="Part of the piped text and files to drop if the prompt is too long."),
+        typer.Option("--on-overflow", help=options.help_of("on_overflow")),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: answer, stats, how it ended.")] = False,
@@ -78,7 +65,9 @@ def ask(
     extract_last: Annotated[bool, typer.Option("--xl", help="Print only the last fenced code block.")] = False,
     usage: options.Usage = False,
     hide_reasoning: options.HideReasoning = False,
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the answer in one piece, at its end.")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", help=options.help_of("stream"), show_default=False)
+    ] = True,
     quiet: options.Quiet = False,
     ctx_size: options.CtxSize = None,
     kv: options.Kv = "f16",
@@ -86,7 +75,7 @@ def ask(
     threads: options.Threads = None,
     draft: options.Draft = "auto",
     exact: options.Exact = False,
-    no_cache: options.NoCache = False,
+    cache: options.Cache = True,
 ) -> int:
     """Answer one prompt and leave.
 
@@ -106,13 +95,15 @@ def ask(
         max_tokens=max_tokens,
         stop=stop,
     )
+    filled = filled_template(template, param or ())
+    choose = partial(choose, **filled.sampling)
     choose(Sampling())  # wrong values are told before anything is loaded
-    filled = _filled(template, param or ())
     which = _which(extract, extract_last, filled.template.extract)
-    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, no_cache)
-    cancel = Cancel(_checked_timeout(timeout))
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
+    SETTINGS["timeout"].check(timeout)
+    cancel = Cancel(timeout)
     attached = attached_text(file or (), cancel, _tell if sys.stderr.isatty() and not quiet else lambda _: None)
-    request, system = readable(" ".join(words or ())), readable(system) or filled.system
+    request, system = readable(" ".join(words or ())), filled.system or readable(system)
     if filled.needs_input and not (attached.strip() or request.strip()):
         if template:
             raise UsageError(f"there is no text for template {template!r}", "pipe it in, or give -f FILE or a prompt")
@@ -122,11 +113,11 @@ def ask(
     from localllm.terminal.progress import download_progress
     from localllm.terminal.render import View
 
-    view = View.of_terminal(stream=not no_stream, reasoning=not hide_reasoning, quiet=quiet)
+    view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet)
     with cancelling(cancel):
         with download_progress(quiet) as on_download:
-            engine = open_engine(model or filled.template.model, settings, on_download, cancel)
-        sampling = choose(dataclasses.replace(engine.sampling, **filled.template.sampling))
+            engine = open_engine(filled.model or model, settings, on_download, cancel)
+        sampling = choose(engine.sampling)
         fitted = _fit(
             engine, system, attached, partial(filled.question, request=request), raw, sampling, on_overflow, cancel
         )
@@ -226,16 +217,6 @@ def _tell(line: str) -> None:
     print(f"localllm: {one_line(line)}", file=sys.stderr)
 
 
-def _filled(template: str | None, pairs: Sequence[Sequence[str]]) -> "Filled":
-    """The template that was asked for, with its parameters. Raises UsageError where one is wrong."""
-    from localllm.session import templates
-
-    if template is None and pairs:
-        raise UsageError("-p sets a parameter of a template, and none is named", "name one: -t NAME")
-    chosen = templates.load(template) if template is not None else templates.Template()
-    return chosen.filled({readable(name): readable(value) for name, value in pairs})
-
-
 def _which(first: bool | None, last: bool, by_template: "Which | None") -> "Which | None":
     """The code block to print, if not the whole answer. Raises UsageError where both are asked for."""
     if first and last:
@@ -243,9 +224,3 @@ def _which(first: bool | None, last: bool, by_template: "Which | None") -> "Whic
     if first is None and not last:
         return by_template
     return "last" if last else "first" if first else None
-
-
-def _checked_timeout(timeout: float | None) -> float | None:
-    if timeout is not None and not 0 < timeout <= 10**7:
-        raise UsageError(f"--timeout is {timeout}, which is out of range", "choose a number of seconds above 0")
-    return timeout

@@ -43,11 +43,11 @@ def show(context: typer.Context, as_json: Json = False) -> None:
         return
     import json
 
-    from localllm import config
+    from localllm import settings
     from localllm.terminal.progress import size_text
 
     found = sorted(_prefixes(), key=lambda prefix: -prefix.used_s)
-    used_bytes, budget_bytes = sum(prefix.bytes for prefix in found), config.prefix_budget_bytes()
+    used_bytes, budget_bytes = sum(prefix.bytes for prefix in found), settings.prefix_budget_bytes()
     if as_json:
         objects = [dataclasses.asdict(prefix) for prefix in found]
         whole = {"bytes": used_bytes, "budget_bytes": budget_bytes, "prefixes": objects}
@@ -59,7 +59,7 @@ def show(context: typer.Context, as_json: Json = False) -> None:
     sys.stdout.write(f"{size_text(used_bytes)} of at most {size_text(budget_bytes)}\n")
 
 
-@app.command()
+@app.command(cls=options.SettingsCommand)
 def warm(
     model: options.Model = None,
     system: options.System = "",
@@ -81,7 +81,7 @@ def warm(
     system = readable(system)
     if not (text.strip() or system.strip()):
         raise UsageError("there is nothing to read in", "give --system, --file or piped text")
-    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, "off", exact=False, no_cache=False)
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, "off", exact=False, cache=True)
     with cancelling(cancel):
         with download_progress() as on_download:
             engine = open_engine(model, settings, on_download, cancel)

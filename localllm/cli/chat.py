@@ -32,7 +32,7 @@ def chat(
     threads: options.Threads = None,
     draft: options.Draft = "auto",
     exact: options.Exact = False,
-    no_cache: options.NoCache = False,
+    cache: options.Cache = True,
 ) -> int:
     """Talk with a model. This is what `localllm` does without a command."""
     choose = partial(
@@ -47,7 +47,7 @@ def chat(
         stop=stop,
     )
     choose(Sampling())
-    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, no_cache)
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
 
     from localllm.terminal.repl import Repl, history_path, is_terminal, keys_unseen, line_settings_kept
 

@@ -13,7 +13,8 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from localllm.cli import ask, cache, ceiling, chat, models, plots, show
+from localllm.cli import ask, cache, ceiling, chat, config, models, plots, show, template
+from localllm.cli.options import SettingsCommand
 from localllm.cli.signals import interrupt_on_signals
 from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError, OutOfMemory, UsageError
 from localllm.terminal.safe import one_line
@@ -48,8 +49,8 @@ def _program(
     """Take the options that come before a command."""
 
 
-app.command("ask")(ask.ask)
-app.command("chat")(chat.chat)
+app.command("ask", cls=SettingsCommand)(ask.ask)
+app.command("chat", cls=SettingsCommand)(chat.chat)
 app.command("list")(models.list_models)
 app.command("ls", hidden=True)(models.list_models)
 app.command("show")(show.show)
@@ -57,6 +58,8 @@ app.command("pull")(models.pull)
 app.command("rm")(models.rm)
 app.command("ceiling", cls=plots.PlotCommand)(ceiling.ceiling)
 app.add_typer(cache.app)
+app.add_typer(config.app)
+app.add_typer(template.app)
 
 
 class _Stderr(io.TextIOWrapper):

@@ -3,11 +3,21 @@
 import dataclasses
 from typing import Annotated, Any, Literal
 
+import click
 import typer
+from click.core import ParameterSource
+from typer.core import TyperCommand
 
 from localllm.config import Settings
-from localllm.errors import UsageError
+from localllm.errors import LocalLLMError, Unavailable
+from localllm.settings import SETTINGS, Choice, choices
 from localllm.values import KvType, Sampling
+
+
+def help_of(name: str) -> str:
+    """The help of an option that is a setting too."""
+    return SETTINGS[name].help
+
 
 Model = Annotated[
     str | None,
@@ -15,58 +25,56 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME|PATH",
-        help="A name from `localllm list`, user/repo[:QUANT], or a GGUF file.",
+        help=help_of("model"),
         show_default=False,
     ),
 ]
-System = Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="System prompt.", show_default=False)]
+System = Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help=help_of("system"), show_default=False)]
 
-Temperature = Annotated[
-    float | None, typer.Option("--temp", metavar="T", help="Temperature; 0 always takes the likeliest token.")
-]
-TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Keep tokens up to this probability in all.")]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the K likeliest tokens.")]
+Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=help_of("temp"))]
+TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help=help_of("top_p"))]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help=help_of("top_k"))]
 MinP = Annotated[
     float | None,
-    typer.Option("--min-p", metavar="P", help="Drop tokens below this share of the likeliest one."),
+    typer.Option("--min-p", metavar="P", help=help_of("min_p")),
 ]
-RepeatPenalty = Annotated[
-    float | None, typer.Option("--repeat-penalty", metavar="R", help="Above 1: avoid the last 64 tokens.")
-]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="End the answer after N tokens.")]
+RepeatPenalty = Annotated[float | None, typer.Option("--repeat-penalty", metavar="R", help=help_of("repeat_penalty"))]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help=help_of("seed"))]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help=help_of("max_tokens"))]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="End the answer before this text. Repeatable."),
+    typer.Option("--stop", metavar="TEXT", help=help_of("stop")),
 ]
 
-CtxSize = Annotated[int | None, typer.Option("--ctx-size", metavar="N", help="Context size in tokens.")]
-Kv = Annotated[Literal["f16", "q8_0", "q4_0"], typer.Option("--kv", help="Type of the KV cache.")]
+CtxSize = Annotated[int | None, typer.Option("--ctx-size", metavar="N", help=help_of("ctx_size"))]
+Kv = Annotated[Literal["f16", "q8_0", "q4_0"], typer.Option("--kv", help=help_of("kv"))]
 GpuLayers = Annotated[
     int | None,
-    typer.Option("--gpu-layers", "-ngl", metavar="N", help="Layers on the GPU; as many as fit by default."),
+    typer.Option("--gpu-layers", "-ngl", metavar="N", help=help_of("gpu_layers")),
 ]
-Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads; one per core by default.")]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help=help_of("threads"))]
 Draft = Annotated[
     str,
     typer.Option(
         "--draft",
         "-md",
         metavar="MODEL|auto|ngram|off",
-        help="Who guesses tokens ahead: a smaller model, or only the text so far.",
+        help=help_of("draft"),
     ),
 ]
 Exact = Annotated[
     bool,
-    typer.Option("--exact", help="Same seed, same answer, to the last bit: whatever is drafted, cached or running."),
+    typer.Option("--exact/--no-exact", help=help_of("exact"), show_default=False),
 ]
-NoCache = Annotated[
+Cache = Annotated[
     bool,
-    typer.Option("--no-cache", help="Neither use prompts that were read before nor keep this one."),
+    typer.Option("--cache/--no-cache", help=help_of("cache"), show_default=False),
 ]
-HideReasoning = Annotated[bool, typer.Option("--hide-reasoning", "-R", help="Do not show the model's reasoning.")]
+HideReasoning = Annotated[
+    bool, typer.Option("--hide-reasoning/--show-reasoning", "-R", help=help_of("hide_reasoning"), show_default=False)
+]
 Usage = Annotated[
-    bool, typer.Option("--usage", "-u", "--verbose", "-v", help="Show tokens, speed and settings on stderr.")
+    bool, typer.Option("--usage/--no-usage", "-u", "--verbose", "-v", help=help_of("usage"), show_default=False)
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
 
@@ -86,17 +94,34 @@ def settings_from(
     threads: int | None,
     draft: str,
     exact: bool,
-    no_cache: bool,
+    cache: bool,
 ) -> Settings:
     """The runtime settings. Raises UsageError for a value out of range."""
-    _at_least("--ctx-size", ctx_size, 256)
-    _at_least("--threads", threads, 1)
-    _at_least("--gpu-layers", gpu_layers, 0)
-    if threads is not None and threads > 512:
-        raise UsageError(f"--threads is {threads}, more than llama.cpp can use", "choose at most 512")
-    return Settings(ctx_size, kv, gpu_layers, threads, draft, not no_cache, exact)
+    for name, value in (("ctx_size", ctx_size), ("threads", threads), ("gpu_layers", gpu_layers)):
+        SETTINGS[name].check(value)
+    return Settings(ctx_size, kv, gpu_layers, threads, draft, cache, exact)
 
 
-def _at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise UsageError(f"{name} is {value}, which is too small", f"choose at least {low}")
+class SettingsCommand(TyperCommand):
+    """A command whose options, where they are left out, are as config.yaml and the environment say."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command. What it then complains of says where it is set, if not on the command line."""
+        used = [
+            choice
+            for name, choice in choices().items()
+            if name in ctx.params and ctx.get_parameter_source(name) is ParameterSource.DEFAULT
+        ]
+        ctx.params |= {choice.setting.name: choice.value for choice in used}
+        try:
+            return super().invoke(ctx)
+        except LocalLLMError as error:
+            origins = [f"{choice.setting.name} is set in {choice.place}" for choice in used if _is_about(error, choice)]
+            error.hint = "; ".join(filter(None, (error.hint, *origins)))
+            raise
+
+
+def _is_about(error: LocalLLMError, choice: Choice) -> bool:
+    option = f"--{choice.setting.name.replace('_', '-')} "
+    named = choice.setting.kind == "model" and isinstance(error, Unavailable) and str(choice.value) in error.message
+    return option in error.message or named

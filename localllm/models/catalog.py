@@ -18,7 +18,7 @@ from localllm import config
 from localllm.errors import CatalogError, UsageError
 from localllm.models.split import first_part, unsplit
 from localllm.values import Sampling
-from localllm.yamlfile import YamlReader, quoted, unreadable
+from localllm.yamlfile import YamlReader, is_there, quoted
 
 DEFAULT_CATALOG = Path(__file__).parent.parent / "data" / "models.yaml"
 MAX_FILE_BYTES = 2**20
@@ -170,16 +170,8 @@ def full_catalog() -> Catalog:
     """
     shipped = load_catalog()
     path = config.config_dir() / "models.yaml"
-    try:
-        path.parent.stat()
-    except OSError:  # no such folder; or a home that we may not enter, as in a container of another user's
+    if not is_there(path, CatalogError):
         return shipped
-    try:
-        path.lstat()  # of the link itself: one that leads nowhere is a mistake to tell, not a missing catalog
-    except (FileNotFoundError, NotADirectoryError):
-        return shipped
-    except OSError as error:
-        raise unreadable(path, error.strerror, CatalogError) from None
     return Catalog({**shipped, **_read(path, shipped)}.values())
 
 

@@ -6,42 +6,28 @@ puts texts in the place of ``$name`` and does nothing else. Knows no model and n
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template as Text
-from typing import TypedDict, cast
+from typing import cast
 
 import yaml
 
-from localllm import config
+from localllm import config, settings
 from localllm.errors import UsageError
 from localllm.session.extract import Which
-from localllm.values import Sampling
-from localllm.yamlfile import YamlReader, nearest, quoted
+from localllm.settings import SETTINGS, Setting, Value
+from localllm.yamlfile import YamlReader, quoted
 
 BUILT_IN = Path(__file__).parent.parent / "data" / "templates"
 INPUT = "input"  # the piped text, the files and the words of a call, where a prompt wants them
-MAX_FILE_BYTES = 2**18
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_KEYS = ("description", "system", "prompt", "parameters", "sampling", "extract", "model")
-_WHOLE = ("top_k", "seed", "max_tokens")
+_SETTINGS = ("model", "temp", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "max_tokens", "stop")
+_KEYS = ("description", "system", "prompt", "parameters", "extract", *_SETTINGS)
 _EXTRACT: dict[str, Which | None] = {"first": "first", "last": "last", "none": None}
-
-
-class SamplingChoices(TypedDict, total=False):
-    """Some of the fields of Sampling."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    seed: int
-    max_tokens: int
-    stop: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +40,15 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One template. ``sampling``, ``extract`` and ``model`` stand in for options that were not given.
-
-    The empty one leaves what is asked as it is.
-    """
+    """One template. ``settings`` are by their names in config.yaml. The empty one leaves what is asked as it is."""
 
     name: str = ""
     description: str = ""
     system: str = ""
     prompt: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    sampling: SamplingChoices = field(default_factory=SamplingChoices)
+    settings: Mapping[str, Value] = field(default_factory=dict)
     extract: Which | None = None
-    model: str | None = None
 
     def filled(self, given: Mapping[str, str]) -> "Filled":
         """With the values that were given, and else the defaults.
@@ -101,6 +83,20 @@ class Filled:
         return Text(self.template.system).substitute(self.values)
 
     @property
+    def model(self) -> str | None:
+        """The model that it is meant for; None is any."""
+        return cast("str | None", self.template.settings.get("model"))
+
+    @property
+    def sampling(self) -> dict[str, Value]:
+        """What it says of the next token, by the names in Sampling."""
+        return {
+            "temperature" if name == "temp" else name: value
+            for name, value in self.template.settings.items()
+            if name != "model"
+        }
+
+    @property
     def needs_input(self) -> bool:
         """Whether there is nothing to ask without piped text, a file or a request."""
         return not self.template.prompt or INPUT in _names_in(self.template.prompt)
@@ -119,8 +115,8 @@ def user_dir() -> Path:
 
 def known_templates() -> dict[str, Path]:
     """The files of all templates by name; one of the user's replaces a shipped one of the same name."""
-    files = [*BUILT_IN.glob("*.yaml"), *user_dir().glob("*.yaml")]
-    return {name: path for name, path in sorted((file.stem, file) for file in files) if _NAME.fullmatch(name)}
+    files = {file.stem: file for folder in (BUILT_IN, user_dir()) for file in folder.glob("*.yaml")}
+    return {name: files[name] for name in sorted(files) if _NAME.fullmatch(name)}
 
 
 def find(reference: str) -> Path:
@@ -128,7 +124,7 @@ def find(reference: str) -> Path:
 
     Raises UsageError where there is none.
     """
-    if is_path(reference):
+    if _is_path(reference):
         if not os.path.lexists(reference):
             raise UsageError(f"there is no file {reference!r}", "check the path of the template")
         return Path(reference)
@@ -139,8 +135,16 @@ def find(reference: str) -> Path:
     return known[reference]
 
 
-def is_path(reference: str) -> bool:
-    """Whether a file is meant, and not a name."""
+def own_path(reference: str) -> Path:
+    """Where a user's template of this name is, or would be; a path is itself. Raises UsageError for a name of none."""
+    if _is_path(reference):
+        return Path(reference)
+    if not _NAME.fullmatch(reference):
+        raise UsageError(f"{quoted(reference)} is no name for a template", "use letters, digits, dots, - and _")
+    return user_dir() / f"{reference}.yaml"
+
+
+def _is_path(reference: str) -> bool:
     return "/" in reference or reference.endswith((".yaml", ".yml"))
 
 
@@ -149,16 +153,16 @@ def load(reference: str) -> Template:
     return read(find(reference))
 
 
-def read(path: Path) -> Template:
-    """Read and check one file. Raises UsageError naming file, line and reason."""
-    return _Reader(path, UsageError, MAX_FILE_BYTES).template()
+def read(path: Path, text: str | None = None) -> Template:
+    """Read and check one file, or ``text`` as if it stood there. Raises UsageError naming file, line and reason."""
+    return _Reader(path, UsageError, settings.MAX_FILE_BYTES).template(text)
 
 
 class _Reader(YamlReader):
     """The template in one file."""
 
-    def template(self) -> Template:
-        root = self.root()
+    def template(self, text: str | None) -> Template:
+        root = self.root(text)
         if root is None:
             raise UsageError(f"{self.path}: empty", f"it may have: {', '.join(_KEYS)}")
         fields = self.fields(root, (), _KEYS)
@@ -167,15 +171,15 @@ class _Reader(YamlReader):
         prompt = self._placed(fields["prompt"], [*parameters, INPUT]) if "prompt" in fields else ""
         for name in [name for name in parameters if name not in _names_in(system) | _names_in(prompt)]:
             self.fail(fields["parameters"], f"parameter {name!r} stands nowhere: write ${name} in prompt or system")
+        found = {name: self._setting(SETTINGS[name], fields[name]) for name in _SETTINGS if name in fields}
         return Template(
             name=self.path.stem,
             description=self.text(fields["description"]) if "description" in fields else "",
             system=system,
             prompt=prompt,
             parameters=parameters,
-            sampling=self._sampling(fields["sampling"]) if "sampling" in fields else {},
+            settings={name: value for name, value in found.items() if value is not None},
             extract=self._extract(fields["extract"]) if "extract" in fields else None,
-            model=self.text(fields["model"]) if "model" in fields else None,
         )
 
     def _parameters(self, node: yaml.Node) -> dict[str, Parameter]:
@@ -203,19 +207,11 @@ class _Reader(YamlReader):
             self.fail(node, f"{reason} ({dollar})", name, known, below=text.count("\n", 0, found.start()))
         return text.strip()
 
-    def _sampling(self, node: yaml.Node) -> SamplingChoices:
-        values: dict[str, float | tuple[str, ...]] = {}
-        for name, value in self.fields(node, (), tuple(SamplingChoices.__annotations__)).items():
-            if name == "stop":
-                values[name] = tuple(self._value(item) for item in self.items(value))
-            else:
-                values[name] = self.integer(value) if name in _WHOLE else self.number(value)
-        choices = cast(SamplingChoices, values)
+    def _setting(self, setting: Setting, node: yaml.Node) -> Value | None:
         try:
-            Sampling(**choices)  # which checks the ranges
+            return settings.of_node(setting, node)
         except UsageError as error:
             self.fail(node, f"{error.message} ({error.hint})")
-        return choices
 
     def _extract(self, node: yaml.Node) -> Which | None:
         wanted = self.text(node)
@@ -238,6 +234,6 @@ def _joined(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _did_you_mean(given: str, known: Iterable[str]) -> str:
-    close = nearest(given, known)
-    return f"did you mean {close!r}? " if close else ""
+def _did_you_mean(given: str, known: Mapping[str, object]) -> str:
+    near = settings.nearest(given, known)
+    return f"did you mean {near!r}? " if near else ""

@@ -9,15 +9,16 @@ from pathlib import Path
 from localllm.errors import UsageError
 
 
-def edited(text: str) -> str:
+def edited(text: str, name: str = "prompt.txt") -> str:
     """``text`` as it is after editing, without the line break at its end; waits until the editor is left.
 
+    ``name`` is that of the file, by which an editor knows what it holds.
     Raises UsageError where the editor cannot be started or reports a failure.
     """
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
         with tempfile.TemporaryDirectory(prefix="localllm-") as folder:
-            path = Path(folder) / "prompt.txt"
+            path = Path(folder) / name
             path.write_text(text, "utf-8", "replace")
             code = subprocess.call([*shlex.split(command), str(path)])
             if code == 0:
