@@ -58,7 +58,7 @@ app = typer.Typer(
     name="template",
     help="Templates for `ask -t`: list, show and edit them.",
     rich_markup_mode=None,
-    no_args_is_help=True,
+    invoke_without_command=True,
 )
 
 
@@ -82,9 +82,15 @@ def filled_template(name: str | None, pairs: Sequence[Sequence[str]]) -> "Filled
     return dataclasses.replace(filled, template=dataclasses.replace(template, settings=left, system=system))
 
 
+@app.callback()
+def _list_by_default(context: typer.Context) -> None:
+    if not context.invoked_subcommand:
+        list_templates()
+
+
 @app.command("list")
 def list_templates(as_json: Json = False) -> None:
-    """List the templates: those that localllm comes with, and your own, which replace others of the same name."""
+    """List the templates: localllm's, and your own, which replace them where they have the same name."""
     import json
 
     from localllm.session import templates
@@ -118,9 +124,10 @@ def path(
 
 @app.command()
 def edit(name: Name) -> None:
-    """Edit a template of your own with $EDITOR; it begins as the one of this name that localllm comes with.
+    """Edit a template of your own with $EDITOR.
 
-    A text with a mistake changes nothing, and is kept to go on with.
+    It begins as the one of this name that localllm comes with. A text with a mistake changes nothing, and is kept to
+    go on with.
     """
     from localllm import settings_file
     from localllm.session import templates
