@@ -159,7 +159,6 @@ def test_only_the_block_is_printed_and_json_has_both(ask):
     for flag, code in (("-x", first), ("--xl", last)):
         shown = ask(flag, *TWO_BLOCKS)
         assert (shown.returncode, shown.stderr, shown.stdout) == (0, "", code + "\n")
-    assert ask("--no-extract", *TWO_BLOCKS).stdout == found["answer"] + "\n"
 
 
 @pytest.mark.model

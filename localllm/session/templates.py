@@ -169,8 +169,10 @@ class _Reader(YamlReader):
         parameters = self._parameters(fields["parameters"]) if "parameters" in fields else {}
         system = self._placed(fields["system"], [*parameters]) if "system" in fields else ""
         prompt = self._placed(fields["prompt"], [*parameters, INPUT]) if "prompt" in fields else ""
-        for name in [name for name in parameters if name not in _names_in(system) | _names_in(prompt)]:
-            self.fail(fields["parameters"], f"parameter {name!r} stands nowhere: write ${name} in prompt or system")
+        used = _names_in(system) | _names_in(prompt)
+        for key, _ in self.entries(fields["parameters"]) if parameters else ():
+            if key.value not in used:
+                self.fail(key, f"parameter {key.value!r} stands nowhere: write ${key.value} in prompt or system")
         found = {name: self._setting(SETTINGS[name], fields[name]) for name in _SETTINGS if name in fields}
         return Template(
             name=self.path.stem,
