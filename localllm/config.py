@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from localllm.errors import LocalLLMError
 from localllm.values import KvType
 
 APP = "localllm"
@@ -46,6 +47,23 @@ def data_dir() -> Path:
 def prefix_dir() -> Path:
     """The prompt-prefix cache. It holds what was typed, in effect: nobody else may read it."""
     return cache_dir() / "prefix"
+
+
+def is_there(path: Path, error: type[LocalLLMError]) -> bool:
+    """Whether a person has put a file there. Raises ``error`` for one that cannot be looked at."""
+    try:
+        path.parent.stat()
+    except OSError:  # no such folder; or a home that we may not enter, as in a container of another user's
+        return False
+    try:
+        path.lstat()  # of the link itself: one that leads nowhere is a mistake to tell, not a missing file
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as failure:
+        from localllm.yamlfile import unreadable
+
+        raise unreadable(path, failure.strerror, error) from None
+    return True
 
 
 def _xdg(variable: str, below_home: str) -> Path:

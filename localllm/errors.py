@@ -22,6 +22,13 @@ An answer that ends early (interrupted, timeout, context full) is not an error: 
 from typing import Final
 
 EXIT_CODES: Final = {"stop": 0, "length": 0, "context": 5, "timeout": 124, "interrupted": 130}
+ENDINGS: Final = {  # what each way an answer can end means, for a person
+    "stop": "The model finished its answer, or a --stop text was met.",
+    "length": "--max-tokens ended the answer.",
+    "context": "The context was full before the answer was finished.",
+    "timeout": "--timeout passed; what was written until then is the answer.",
+    "interrupted": "Ctrl-C, or a signal that asks to end; what was written until then is the answer.",
+}
 
 
 class LocalLLMError(Exception):

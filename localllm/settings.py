@@ -52,9 +52,17 @@ class Setting:
     def takes(self) -> str:
         """Which values it takes, in a few words."""
         if self.limits:
-            return "{:,} to {:,} {}".format(*self.limits, self.unit).rstrip()
-        words = {"switch": "true or false", "texts": "a text, or a JSON list of texts", "size": "bytes: 2GB, 500MiB, 0"}
-        return "|".join(self.choices) or words.get(self.kind, "a text")
+            low, high = self.limits
+            return (f"{low:,} or more" if high == MAX_INT else f"{low:,} to {high:,} {self.unit}").rstrip()
+        words = {
+            "model": ("a model",),
+            "switch": ("true", "false"),
+            "texts": ("a text", "a JSON list of texts"),
+            "size": ("bytes: 2GB, 500MiB, 0",),
+            "text": ("a text",),
+        }
+        *others, last = (*words.get(self.kind, ()), *self.choices)
+        return " or ".join(filter(None, (", ".join(others), last)))
 
     @property
     def default_text(self) -> str:
@@ -262,9 +270,7 @@ def choices() -> dict[str, Choice]:
 
 def in_file(text: str | None = None) -> dict[str, Choice]:
     """What config.yaml chooses, or would if it held ``text``. Raises UsageError."""
-    from localllm.yamlfile import is_there
-
-    if text is None and not is_there(path(), UsageError):
+    if text is None and not config.is_there(path(), UsageError):
         return {}
     return _read(path(), text)
 
@@ -275,10 +281,15 @@ def unknown_variables() -> list[str]:
     return sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
 
 
-def default_model() -> str:
-    """The model to use where the user names none. Raises UsageError as ``choices`` does."""
+def chosen_model() -> str | None:
+    """The model that the user has set for where none is named; None where none is. Raises UsageError as ``choices``."""
     chosen = choices().get("model")
-    return str(chosen.value) if chosen else config.DEFAULT_MODEL
+    return str(chosen.value) if chosen else None
+
+
+def default_model() -> str:
+    """The model to use where none is named. Raises UsageError as ``choices`` does."""
+    return chosen_model() or config.DEFAULT_MODEL
 
 
 def prefix_budget_bytes() -> int:

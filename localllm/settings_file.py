@@ -11,10 +11,10 @@ from pathlib import Path
 
 import yaml
 
-from localllm import settings
+from localllm import config, settings
 from localllm.errors import LocalLLMError, UsageError
 from localllm.settings import MAX_FILE_BYTES, TABLE, Setting, Value
-from localllm.yamlfile import YamlReader, is_there
+from localllm.yamlfile import YamlReader
 
 _BOM = "\ufeff"
 
@@ -22,7 +22,7 @@ _BOM = "\ufeff"
 def text(file: Path | None = None) -> str:
     """What is in config.yaml (or another file); "" where there is none. Raises UsageError for what cannot be read."""
     file = file or settings.path()
-    return YamlReader(file, UsageError, MAX_FILE_BYTES).file_text() if is_there(file, UsageError) else ""
+    return YamlReader(file, UsageError, MAX_FILE_BYTES).file_text() if config.is_there(file, UsageError) else ""
 
 
 def changed(setting: Setting, value: Value | None, written: str = "") -> str:

@@ -167,21 +167,6 @@ class YamlReader:
                 stack.extend(node.value)
 
 
-def is_there(path: Path, error: type[LocalLLMError]) -> bool:
-    """Whether a person has put a file there. Raises ``error`` for one that cannot be looked at."""
-    try:
-        path.parent.stat()
-    except OSError:  # no such folder; or a home that we may not enter, as in a container of another user's
-        return False
-    try:
-        path.lstat()  # of the link itself: one that leads nowhere is a mistake to tell, not a missing file
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as failure:
-        raise unreadable(path, failure.strerror, error) from None
-    return True
-
-
 def unreadable(path: Path, reason: str | None, error: type[LocalLLMError]) -> LocalLLMError:
     """The error for a file that cannot be opened or read."""
     return error(f"{path}: cannot be read: {reason}", "make it a readable file, or move it away")

@@ -7,21 +7,14 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import localllm
-from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError
+from localllm.cli.help import VARIABLES, exit_rows
+from localllm.settings import TABLE
 from localllm.terminal.commands import help_text
 
 WIDTH = 100
-ANSWERS = {
-    "stop": "The model finished its answer, or a --stop text was met.",
-    "length": "--max-tokens ended the answer.",
-    "context": "The context was full before the answer was finished.",
-    "timeout": "--timeout passed; what was written until then is the answer.",
-    "interrupted": "Ctrl-C, or a signal that asks to end; what was written until then is the answer.",
-}
 
 
 def usage(*command: str) -> str:
@@ -39,27 +32,27 @@ def slash_commands() -> str:
 
 def exit_codes() -> str:
     """Every way to end, with its exit code and what ``--json`` calls it."""
-    rows = [(code, "finish_reason", reason, ANSWERS[reason]) for reason, code in EXIT_CODES.items()]
-    errors: list[type[LocalLLMError]] = [LocalLLMError, *_descendants(LocalLLMError)]
-    for error in errors:
-        known_by = ["timeout", "interrupted"] if error is Cancelled else [error.code]  # only instances of it have one
-        for code in known_by:
-            meaning = (error.__doc__ or "").partition("\n")[0]
-            rows.append((EXIT_CODES.get(code, error.exit_code), "error.code", code, meaning))
-    lines = [f"| {exit_code} | `{key}`: `{value}` | {meaning} |" for exit_code, key, value, meaning in sorted(rows)]
+    lines = [f"| {row.exit_code} | `{row.key}`: `{row.value}` | {row.meaning} |" for row in exit_rows()]
     return "\n".join(["| Exit code | In `--json` | Meaning |", "|---:|---|---|", *lines, ""])
+
+
+def settings() -> str:
+    """Every setting: its name, what it does, which values it takes, and what holds otherwise."""
+    rows = [(f"`{row.name}`", row.help, row.takes, row.default_text) for row in TABLE]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(["| Setting | What it does | Takes | Otherwise |", "|---|---|---|---|", *lines, ""])
+
+
+def variables() -> str:
+    """The environment variables that are no settings."""
+    lines = [f"| {', '.join(f'`{name}`' for name in names.split())} | {text} |" for names, text in VARIABLES.items()]
+    return "\n".join(["| Variable | Meaning |", "|---|---|", *lines, ""])
 
 
 def python_example() -> str:
     """The example of the package's own documentation."""
     _, _, example = (localllm.__doc__ or "").partition("::\n\n")
     return _block("python", textwrap.dedent(example))
-
-
-def _descendants(error: type[LocalLLMError]) -> Iterator[type[LocalLLMError]]:
-    for child in error.__subclasses__():
-        yield child
-        yield from _descendants(child)
 
 
 def _block(language: str, text: str) -> str:

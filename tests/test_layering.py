@@ -24,7 +24,15 @@ def loaded_by(*command: str, home: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("list",), ("template", "list"), ("ceiling", "--gpu", "RTX 3090", "--model-bytes", "19e9")],
+    [
+        ("--help",),
+        ("list",),
+        ("template", "list"),
+        ("config",),
+        ("help", "privacy"),
+        ("completion", "bash"),
+        ("ceiling", "--gpu", "RTX 3090", "--model-bytes", "19e9"),
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_a_command_without_a_model_loads_no_heavy_library(arguments, tmp_path):

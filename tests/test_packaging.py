@@ -24,6 +24,7 @@ def test_the_wheel_is_complete(tmp_path):
         assert {
             "localllm/data/hardware.csv",
             "localllm/data/templates/commit.yaml",
+            "localllm/data/help/pipes.txt",
             "localllm/py.typed",
             "localllm/cli/main.py",
         } <= {*names}

@@ -1,6 +1,5 @@
 """``localllm config``: every setting, its value and where that comes from; setting, unsetting and editing them."""
 
-import json
 import sys
 from typing import Annotated
 
@@ -36,6 +35,8 @@ def show(context: typer.Context, as_json: Json = False) -> None:
     chosen = settings.choices()
     unknown = settings.unknown_variables()
     if as_json:
+        import json
+
         rows = {setting.name: _as_object(setting, chosen.get(setting.name)) for setting in TABLE}
         whole = {"path": str(settings.path()), "settings": rows, "unknown_variables": unknown}
         sys.stdout.write(json.dumps(whole, indent=2) + "\n")

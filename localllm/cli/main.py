@@ -13,13 +13,13 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from localllm.cli import ask, cache, ceiling, chat, config, models, plots, show, template
+from localllm.cli import ask, cache, ceiling, chat, completion, config, help, models, plots, show, template
 from localllm.cli.options import SettingsCommand
 from localllm.cli.signals import interrupt_on_signals
 from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError, OutOfMemory, UsageError
 from localllm.terminal.safe import one_line
 
-_OWN_OPTIONS = ("-h", "--help", "--version")
+OWN_OPTIONS = ("-h", "--help", "--version")
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
@@ -60,6 +60,8 @@ app.command("ceiling", cls=plots.PlotCommand)(ceiling.ceiling)
 app.add_typer(cache.app)
 app.add_typer(config.app)
 app.add_typer(template.app)
+app.command("completion")(completion.completion)
+app.command("help")(help.show_help)
 
 
 class _Stderr(io.TextIOWrapper):
@@ -112,7 +114,9 @@ def _guarded(arguments: list[str], as_json: bool) -> int:
 
 def _run(arguments: list[str]) -> int:
     program = typer.main.get_group(app)
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OWN_OPTIONS):
+    if shell := os.environ.get(completion.VARIABLE):
+        return completion.answer(program, shell, arguments)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in OWN_OPTIONS):
         arguments = ["chat", *arguments]
     try:
         # Not through click's own main(), which turns a closed pipe into exit code 1.

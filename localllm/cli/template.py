@@ -39,7 +39,7 @@ extract: none
 
 Template = Annotated[
     str | None,
-    typer.Option("--template", "-t", metavar="NAME|PATH", help="Ask by a template: see `localllm template list`."),
+    typer.Option("--template", "-t", metavar="TEMPLATE", help="A name from `localllm template list`, or a YAML file."),
 ]
 Param = Annotated[
     list[str] | None,  # in truth pairs: typer has no lists of those
@@ -52,7 +52,7 @@ Param = Annotated[
     ),
 ]
 
-Name = Annotated[str, typer.Argument(metavar="NAME|PATH", help="As for `ask -t`.")]
+Name = Annotated[str, typer.Argument(metavar="TEMPLATE", help="As for `ask -t`.")]
 
 app = typer.Typer(
     name="template",
@@ -114,7 +114,9 @@ def show(name: Name) -> None:
 
 @app.command()
 def path(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME|PATH]", help="As for `ask -t`.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[TEMPLATE]", help="As for `ask -t`.", show_default=False)
+    ] = None,
 ) -> None:
     """Print where a template is, or the folder of your own."""
     from localllm.session import templates

@@ -18,7 +18,7 @@ from localllm import config
 from localllm.errors import CatalogError, UsageError
 from localllm.models.split import first_part, unsplit
 from localllm.values import Sampling
-from localllm.yamlfile import YamlReader, is_there, quoted
+from localllm.yamlfile import YamlReader, quoted
 
 DEFAULT_CATALOG = Path(__file__).parent.parent / "data" / "models.yaml"
 MAX_FILE_BYTES = 2**20
@@ -170,7 +170,7 @@ def full_catalog() -> Catalog:
     """
     shipped = load_catalog()
     path = config.config_dir() / "models.yaml"
-    if not is_there(path, CatalogError):
+    if not config.is_there(path, CatalogError):
         return shipped
     return Catalog({**shipped, **_read(path, shipped)}.values())
 

@@ -1,0 +1,232 @@
+"""``localllm completion``: scripts that let a shell complete our command lines, and the answers that they ask for.
+
+A script runs the program with $_LOCALLLM_COMPLETE set to its shell and the words so far as arguments; what fits is
+printed, one on each line. Where nothing is, the shell offers files. What a parameter takes is known by its metavar, so
+a command that calls it as the others do has its completion already.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+import click
+import typer
+
+from localllm import config
+from localllm.errors import LocalLLMError
+from localllm.settings import SETTINGS, TABLE
+from localllm.terminal.safe import one_line
+
+VARIABLE = "_LOCALLLM_COMPLETE"
+_SHIPPED_TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
+_UNSAFE_IN_BASH = " \t\"'`$&|;<>()[]{}*?!#\\"
+
+Candidate = tuple[str, str]  # the word, and what it is
+
+_SCRIPTS = {
+    "bash": f"""\
+# Completion for localllm in bash. Put this where bash-completion looks for it:
+#   localllm completion bash > ~/.local/share/bash-completion/completions/localllm
+_localllm_completion() {{
+    local word
+    COMPREPLY=()
+    while IFS= read -r word; do
+        COMPREPLY+=("$word")
+    done < <({VARIABLE}=bash command "$1" "${{COMP_LINE:0:COMP_POINT}}" "$COMP_WORDBREAKS" 2>/dev/null)
+}}
+complete -o bashdefault -o default -o nosort -F _localllm_completion localllm 2>/dev/null ||
+    complete -o bashdefault -o default -F _localllm_completion localllm  # bash before 4.4
+""",
+    "zsh": f"""\
+#compdef localllm
+# Completion for localllm in zsh. Put this into a folder of your $fpath, before compinit runs:
+#   localllm completion zsh > ~/.zfunc/_localllm
+_localllm() {{
+    local word help
+    local -a words_found lines
+    while IFS=$'\\t' read -r word help; do
+        words_found+=("$word")
+        lines+=("$word${{help:+  -- $help}}")
+    done < <({VARIABLE}=zsh command "${{words[1]}}" "${{(@Q)words[1,CURRENT]}}" 2>/dev/null)
+    if (( $#words_found )); then
+        compadd -V localllm -l -d lines -a words_found
+    else
+        _files
+    fi
+}}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    _localllm "$@"
+else
+    compdef _localllm localllm
+fi
+""",
+    "fish": f"""\
+# Completion for localllm in fish:
+#   localllm completion fish > ~/.config/fish/completions/localllm.fish
+function __localllm_complete
+    set -l words (commandline -opc)
+    set -l current (commandline -ct)
+    set -l found (env {VARIABLE}=fish $words[1] $words "$current" 2>/dev/null)
+    if set -q found[1]
+        printf '%s\\n' $found
+    else
+        __fish_complete_path "$current"
+    end
+end
+complete --command localllm --no-files --keep-order --arguments '(__localllm_complete)'
+""",
+}
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> None:
+    """Print a script that completes commands, options, models, templates and files; it says where to put it."""
+    sys.stdout.write(_SCRIPTS[shell])
+
+
+def answer(program: click.Group, shell: str, arguments: list[str]) -> int:
+    """Print what could stand in the place of the last word; see the scripts for the ``arguments``."""
+    line = arguments[0] if shell == "bash" and arguments else ""
+    words = _words(line) if shell == "bash" else arguments
+    current = words[-1] if words else ""
+    with suppress(LocalLLMError):  # a person who types gets no complaints between the keys
+        for word, help_text in candidates(program, words[1:-1], current):
+            if word != one_line(word):  # a name from somebody's file that would mean something to the shell
+                continue
+            if shell == "bash":
+                print(_for_bash(word, current, line, "".join(arguments[1:])))
+            else:
+                print(f"{word}\t{one_line(help_text)}".rstrip("\t"))
+    return 0
+
+
+def candidates(program: click.Group, before: Sequence[str], current: str) -> list[Candidate]:
+    """What could stand in the place of ``current``, behind the words ``before``. Raises what reading catalogs does."""
+    from click.shell_completion import ShellComplete
+
+    from localllm.cli.main import OWN_OPTIONS
+
+    before, prefix = list(before), ""
+    if current.startswith("--") and "=" in current:
+        option, _, current = current.partition("=")
+        before, prefix = [*before, option], f"{option}="
+    _teach(program)
+    shell = ShellComplete(program, {}, "localllm", VARIABLE)
+    found = [] if before[:1] and before[0] in OWN_OPTIONS else [before]
+    if (before and before[0].startswith("-")) or (not before and current.startswith("-")):
+        found = [["chat", *before], *([] if before else found)]  # what is meant where no command is named
+    items = [
+        item for words in found for item in shell.get_completions(words, current) if item.value.startswith(current)
+    ]
+    return list({prefix + item.value: (prefix + item.value, item.help or "") for item in items}.values())
+
+
+def _teach(program: click.Command) -> None:
+    """Let each parameter that takes one of our names complete it."""
+    for parameter in program.params:
+        source = _SOURCES.get(parameter.name or "") or _SOURCES.get((parameter.metavar or "").strip("[]."))
+        if source and not isinstance(parameter.type, click.Choice) and not getattr(parameter, "is_flag", False):
+            parameter.type = _Names(source)
+    if isinstance(program, click.Group):
+        for command in program.commands.values():
+            _teach(command)
+
+
+class _Names(click.ParamType):  # type: ignore[type-arg]
+    """Takes any text, and completes what ``source`` knows."""
+
+    name = "text"
+
+    def __init__(self, source: "Callable[[click.Context], Iterable[Candidate]]") -> None:
+        self._source = source
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> "list[click.shell_completion.CompletionItem[str]]":
+        """What begins like the word does."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(word, help=text) for word, text in self._source(ctx) if word.startswith(incomplete)]
+
+
+def _models(context: click.Context) -> Iterator[Candidate]:
+    """The models on this disk; and, except to remove them, those of the catalog."""
+    from localllm.models.catalog import full_catalog
+    from localllm.models.store import all_local
+
+    catalog = full_catalog()
+    here = dict.fromkeys(model.name for model in all_local(catalog))
+    yield from ((name, "on this disk") for name in here)
+    if context.info_name not in ("rm", "clear"):
+        yield from ((spec.name, spec.description) for spec in catalog.values() if spec.name not in here)
+
+
+def _drafts(context: click.Context) -> Iterator[Candidate]:
+    yield from ((choice, "") for choice in SETTINGS["draft"].choices)
+    yield from _models(context)
+
+
+def _templates(_: click.Context) -> Iterator[Candidate]:
+    for folder in (config.config_dir() / "templates", _SHIPPED_TEMPLATES):
+        with suppress(OSError):
+            yield from ((file.stem, "template") for file in sorted(folder.glob("*.yaml")))
+
+
+def _settings(_: click.Context) -> Iterator[Candidate]:
+    yield from ((setting.name, setting.help) for setting in TABLE)
+
+
+def _values(context: click.Context) -> Iterator[Candidate]:
+    """What the setting takes that stands before it, as in ``config set KEY VALUE``."""
+    setting = SETTINGS.get(context.params.get("key") or "")
+    if setting is None:
+        return
+    words = ("true", "false") if setting.kind == "switch" else setting.choices
+    yield from ((word, "") for word in words)
+    if setting.kind == "model":
+        yield from _models(context)
+
+
+def _topics(context: click.Context) -> Iterator[Candidate]:
+    from localllm.cli.help import topics
+
+    yield from topics().items()
+    program = context.find_root().command
+    if isinstance(program, click.Group):
+        yield from ((name, command.help or "") for name, command in program.commands.items() if not command.hidden)
+
+
+_SOURCES: "dict[str, Callable[[click.Context], Iterable[Candidate]]]" = {  # by name, or else by metavar
+    "template": _templates,
+    "TEMPLATE": _templates,
+    "NAME|PATH": _models,
+    "MODEL": _models,
+    "MODEL|auto|ngram|off": _drafts,
+    "KEY": _settings,
+    "TOPIC": _topics,
+    "VALUE": _values,
+}
+
+
+def _words(line: str) -> list[str]:
+    """The words of a command line in bash, the last one unfinished; without the assignments before the command."""
+    from click.shell_completion import split_arg_string
+
+    words = split_arg_string(f"{line}.")  # so that there is a last word also behind a space
+    words[-1] = words[-1].removesuffix(".")
+    begin = next((index for index, word in enumerate(words) if "=" not in word), 0)
+    return words[begin:]
+
+
+def _for_bash(word: str, current: str, line: str, breaks: str) -> str:
+    """What readline is to put in the place of what it takes for the current word, which begins behind a break."""
+    if line.endswith(current) and line[: len(line) - len(current)].endswith(('"', "'")):
+        return word  # inside quotes nothing breaks, and nothing needs a backslash
+    begin = max((current.rfind(mark) for mark in breaks if not mark.isspace()), default=-1) + 1
+    return "".join(f"\\{mark}" if mark in _UNSAFE_IN_BASH else mark for mark in word[begin:])
