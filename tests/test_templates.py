@@ -307,8 +307,8 @@ def test_a_mistake_changes_nothing_and_is_kept_to_go_on_with(run, own, tmp_path)
 def test_an_editor_that_fails_and_a_name_that_is_none(run, own, tmp_path):
     """Nothing is written."""
     assert run("template", "edit", "commit", **editor(tmp_path, "exit 1")).returncode == 2
-    done = run("template", "edit", "a b", **editor(tmp_path, "true"))
-    assert done.returncode == 2 and "'a b' is no name for a template" in done.stderr
+    done = run("template", "edit", ".b", **editor(tmp_path, "true"))
+    assert done.returncode == 2 and "'.b' is no name for a template" in done.stderr
     assert not [*own.iterdir()]
 
 

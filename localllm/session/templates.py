@@ -23,7 +23,7 @@ from localllm.yamlfile import YamlReader, quoted
 BUILT_IN = Path(__file__).parent.parent / "data" / "templates"
 INPUT = "input"  # the piped text, the files and the words of a call, where a prompt wants them
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[^./\x00-\x1f][^/\x00-\x1f]{0,63}")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _SETTINGS = ("model", "temp", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "max_tokens", "stop")
 _KEYS = ("description", "system", "prompt", "parameters", "extract", *_SETTINGS)
@@ -140,7 +140,9 @@ def own_path(reference: str) -> Path:
     if _is_path(reference):
         return Path(reference)
     if not _NAME.fullmatch(reference):
-        raise UsageError(f"{quoted(reference)} is no name for a template", "use letters, digits, dots, - and _")
+        raise UsageError(
+            f"{quoted(reference)} is no name for a template", "choose a short one that does not begin with a dot"
+        )
     return user_dir() / f"{reference}.yaml"
 
 
