@@ -81,7 +81,7 @@ def folder(home, smollm2, monkeypatch) -> Path:
     """A git repository with a change, some texts, and an environment in which localllm is on the PATH."""
     monkeypatch.setenv("LOCALLLM_MODEL", str(smollm2))
     for name, value in {
-        "LOCALLLM_MAX_TOKENS": "30",
+        "LOCALLLM_MAX_TOKENS": "24",
         "LOCALLLM_TEMP": "0",
         "LOCALLLM_CACHE_SIZE": "0",
         "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -92,7 +92,7 @@ def folder(home, smollm2, monkeypatch) -> Path:
     own = config.config_dir() / "templates"  # the shipped ones, but that no answer becomes long
     own.mkdir(parents=True)
     for template in templates.BUILT_IN.iterdir():
-        (own / template.name).write_text(re.sub("max_tokens: .*", "max_tokens: 20", template.read_text()))
+        (own / template.name).write_text(re.sub("max_tokens: .*", "max_tokens: 12", template.read_text()))
     folder = home / "work"
     folder.mkdir()
     (folder / "notes.txt").write_text("The river runs to the sea, and the sea gives it back to the clouds.\n")
