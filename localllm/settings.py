@@ -326,14 +326,17 @@ def _read(file: Path, text: str | None) -> dict[str, Choice]:
         line = key.start_mark.line + 1
         with _at(f"{file}, line {line}"):
             setting = find(key.value)
-            value = _of_node(setting, node)
+            value = of_node(setting, node)
         if value is not None:
             chosen[setting.name] = Choice(setting, value, line)
     return chosen
 
 
-def _of_node(setting: Setting, node: "yaml.Node") -> Value | None:
-    """What a YAML value means: it is read as text typed elsewhere would be. None where there is none (null)."""
+def of_node(setting: Setting, node: "yaml.Node") -> Value | None:
+    """What a YAML value means: it is read as text typed elsewhere would be. None where there is none (null).
+
+    Raises UsageError for one that makes no sense.
+    """
     import yaml
 
     nodes = node.value if setting.kind == "texts" and isinstance(node, yaml.SequenceNode) else [node]

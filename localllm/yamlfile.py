@@ -134,11 +134,23 @@ class YamlReader:
             self.fail(node, f"{quoted(node.value)} is not {wanted}{quotes}")
         return str(node.value)
 
-    def fail(self, node: yaml.Node, reason: str, given: str | None = None, known: Iterable[str] = ()) -> NoReturn:
-        """Raise the error for this place; where ``given`` resembles one of the ``known`` names, it is the hint."""
-        nearest = difflib.get_close_matches(given, known, n=1) if given else []
-        hint = f"did you mean {nearest[0]!r}?" if nearest else ""
-        raise self._error(f"{self.path}, line {node.start_mark.line + 1}: {reason}", hint)
+    def fail(
+        self,
+        node: yaml.Node,
+        reason: str,
+        given: str | None = None,
+        known: Iterable[str] = (),
+        below: int | None = None,
+    ) -> NoReturn:
+        """Raise the error for this place, or for the line of a text, counted from 0, that lies ``below`` a ``|``.
+
+        Where ``given`` resembles one of the ``known`` names, that is the hint.
+        """
+        nearest = difflib.get_close_matches(given, known, n=1, cutoff=0.5) if given else []
+        line = node.start_mark.line + 1
+        if below is not None and isinstance(node, yaml.ScalarNode) and node.style == "|":
+            line += 1 + below
+        raise self._error(f"{self.path}, line {line}: {reason}", f"did you mean {nearest[0]!r}?" if nearest else "")
 
     def _refuse_aliases(self, root: yaml.Node) -> None:
         """With aliases a small file can describe an enormous catalog, so none are allowed."""

@@ -65,13 +65,14 @@ def test_an_answer_goes_to_stdout_and_nothing_else_does(ask, colours):
 
 
 def test_piped_text_and_files_go_before_the_prompt(ask, tmp_path):
-    """stdin, then files in their order, then the argument: the answer is that to the joined text, in no other order."""
+    """stdin, then files in their order, each with its name, then the argument: the answer is that to all of it."""
     (tmp_path / "a.txt").write_text("b b b a a a")
     (tmp_path / "b.txt").write_text("c c c")
     flags = ("--raw", "--max-tokens", "12", "--temp", "0")
     files = ("-f", str(tmp_path / "a.txt"), "-f", str(tmp_path / "b.txt"))
     answer = ask(*files, "one two three one two", *flags, input="1 2 3").stdout
-    parts = ("1 2 3", "b b b a a a", "c c c", "one two three one two")
+    names = (f"==> {tmp_path / name}.txt <==\n" for name in "ab")
+    parts = ("==> stdin <==\n1 2 3", *map(str.__add__, names, ("b b b a a a", "c c c")), "one two three one two")
     assert answer == ask("\n\n".join(parts), *flags).stdout
     assert answer != ask("\n\n".join(parts[::-1]), *flags).stdout
 

@@ -27,6 +27,7 @@ def loaded_by(*command: str, home: Path) -> set[str]:
     [
         ("--help",),
         ("list",),
+        ("template", "list"),
         ("config",),
         ("help", "privacy"),
         ("completion", "bash"),
@@ -35,7 +36,7 @@ def loaded_by(*command: str, home: Path) -> set[str]:
     ids=lambda arguments: arguments[0],
 )
 def test_a_command_without_a_model_loads_no_heavy_library(arguments, tmp_path):
-    """``--help``, ``list`` and ``ceiling`` for named hardware start without the libraries that run models."""
+    """Help, lists, and ``ceiling`` for named hardware start without the libraries that run models."""
     loaded = loaded_by(PROGRAM, *arguments, home=tmp_path)
     assert "localllm.cli.main" in loaded
     assert not {name.partition(".")[0] for name in loaded} & HEAVY

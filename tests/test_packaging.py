@@ -14,7 +14,7 @@ ROOT = Path(localllm.__file__).parent.parent
 
 @pytest.mark.slow
 def test_the_wheel_is_complete(tmp_path):
-    """Catalog, hardware table and type marker are in it as files, the program is its entry point, tests are not."""
+    """All data and the type marker are in it as files, the program is its entry point, tests are not."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(pip, check=True, timeout=300)
     (path,) = tmp_path.glob("localllm-*.whl")
@@ -23,6 +23,7 @@ def test_the_wheel_is_complete(tmp_path):
         assert wheel.read("localllm/data/models.yaml") == (ROOT / "models.yaml").read_bytes()
         assert {
             "localllm/data/hardware.csv",
+            "localllm/data/templates/commit.yaml",
             "localllm/data/help/pipes.txt",
             "localllm/py.typed",
             "localllm/cli/main.py",

@@ -26,6 +26,10 @@ NO_SETTINGS = {
     "words": "what is asked",
     "json": "says who reads the answer",
     "raw": "belongs to the prompt",
+    "template": "belongs to the prompt",
+    "param": "belongs to the template",
+    "extract": "belongs to the prompt; a template can choose it",
+    "extract_last": "as extract",
     "quiet": "would hide for good what must be known",
 }
 

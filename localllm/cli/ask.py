@@ -1,7 +1,7 @@
 """``localllm ask``: one prompt, one answer, made for pipes and scripts."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,6 +12,7 @@ from localllm.cancel import Cancel
 from localllm.cli import options
 from localllm.cli.first_run import choose_default
 from localllm.cli.signals import cancelling
+from localllm.cli.template import Param, Template, filled_template
 from localllm.errors import EXIT_CODES, UsageError
 from localllm.settings import SETTINGS
 from localllm.terminal.inputs import attached_text
@@ -20,6 +21,7 @@ from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
+    from localllm.session.extract import Which
     from localllm.session.overflow import Fitted, Part
     from localllm.terminal.render import View
 
@@ -33,6 +35,8 @@ def ask(
     ] = None,
     model: options.Model = None,
     system: options.System = "",
+    template: Template = None,
+    param: Param = None,
     file: Annotated[
         list[str] | None,
         typer.Option("--file", "-f", metavar="PATH", help="Put this file before the prompt; - is stdin. Repeatable."),
@@ -55,6 +59,11 @@ def ask(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: answer, stats, how it ended.")] = False,
+    extract: Annotated[
+        bool | None,
+        typer.Option("--extract/--no-extract", "-x", help="Print only the first fenced code block of the answer."),
+    ] = None,
+    extract_last: Annotated[bool, typer.Option("--xl", help="Print only the last fenced code block.")] = False,
     usage: options.Usage = False,
     hide_reasoning: options.HideReasoning = False,
     stream: Annotated[
@@ -87,13 +96,18 @@ def ask(
         max_tokens=max_tokens,
         stop=stop,
     )
+    filled = filled_template(template, param or ())
+    choose = partial(choose, **filled.sampling)
     choose(Sampling())  # wrong values are told before anything is loaded
+    which = _which(extract, extract_last, filled.template.extract)
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
     SETTINGS["timeout"].check(timeout)
     cancel = Cancel(timeout)
     attached = attached_text(file or (), cancel, _tell if sys.stderr.isatty() and not quiet else lambda _: None)
-    request, system = readable(" ".join(words or ())), readable(system)
-    if not (attached.strip() or request.strip()):
+    request, system = readable(" ".join(words or ())), filled.system or readable(system)
+    if filled.needs_input and not (attached.strip() or request.strip()):
+        if template:
+            raise UsageError(f"there is no text for template {template!r}", "pipe it in, or give -f FILE or a prompt")
         raise UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')
 
     from localllm.app import open_engine
@@ -104,15 +118,17 @@ def ask(
     view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet)
     with cancelling(cancel):
         with download_progress(quiet) as on_download:
-            engine = open_engine(model, settings, on_download, cancel)
+            engine = open_engine(filled.model or model, settings, on_download, cancel)
         sampling = choose(engine.sampling)
-        fitted = _fit(engine, system, attached, request, raw, sampling, on_overflow, cancel)
+        fitted = _fit(
+            engine, system, attached, partial(filled.question, request=request), raw, sampling, on_overflow, cancel
+        )
         has_wrong_bytes = any("\ufffd" in text for text in (system, attached, request))
         for note in _notes(fitted, on_overflow, engine.info, raw, has_wrong_bytes) if not quiet else ():
             _tell(note)
-        end = _answer(engine, fitted, sampling, cancel, view, json)
+        end = _answer(engine, fitted, sampling, cancel, view, json, which)
     if not quiet:
-        _report(end, engine.info, usage)
+        _report(end, engine.info, usage, which if extract or extract_last else None)
     if end.reason not in ("timeout", "interrupted"):  # these want an end at once
         with suppress(KeyboardInterrupt):  # the answer is out: only the cache loses something
             engine.keep()
@@ -123,21 +139,21 @@ def _fit(
     engine: "Engine",
     system: str,
     attached: str,
-    request: str,
+    question: Callable[[str], str],
     raw: bool,
     sampling: Sampling,
     drop: "Part | None",
     cancel: Cancel,
 ) -> "Fitted":
-    """The prompt, with the attached text first: it is what costs to read, and questions about it can share it."""
+    """The prompt, with as much of the attached text as there is room for."""
     from localllm.session.overflow import fit
 
     def encode(text: str) -> Prompt:
-        question = "\n\n".join(part for part in (text, request) if part)
+        asked = question(text)
         if raw:
-            return engine.encode_raw("\n\n".join(part for part in (system, question) if part), cancel)
+            return engine.encode_raw("\n\n".join(part for part in (system, asked) if part), cancel)
         messages = [Message("system", system)] if system else []
-        return engine.encode([*messages, Message("user", question)], cancel)
+        return engine.encode([*messages, Message("user", asked)], cancel)
 
     n_ctx = engine.info.n_ctx
     room = n_ctx // 4
@@ -145,15 +161,28 @@ def _fit(
 
 
 def _answer(
-    engine: "Engine", fitted: "Fitted", sampling: Sampling, cancel: Cancel, view: "View", as_json: bool
+    engine: "Engine",
+    fitted: "Fitted",
+    sampling: Sampling,
+    cancel: Cancel,
+    view: "View",
+    as_json: bool,
+    extract: "Which | None",
 ) -> TurnEnd:
+    from localllm.session.extract import code_block
     from localllm.terminal import render
 
-    if not as_json:  # reasoning that its model forgot to mark must not reach a pipe
+    if not (as_json or extract):  # reasoning that its model forgot to mark must not reach a pipe
         return render.show(engine.reply(fitted.prompt, sampling, cancel, hold_unopened=not view.reasoning), view)
     end = render.collect(engine.reply(fitted.prompt, sampling, cancel), view)
-    view.out.write(render.dumps(render.as_json(end, engine.info.name, fitted.dropped_tokens)) + "\n")
-    view.out.flush()
+    block = code_block(end.message.text, extract) if extract else None
+    code = block.code if block else None
+    if as_json:
+        found = render.as_json(end, engine.info.name, fitted.dropped_tokens)
+        text = render.dumps(found | {"extracted": code} if extract else found)
+    else:
+        text = end.message.text if code is None else code
+    render.put(text, view)
     return end
 
 
@@ -169,12 +198,18 @@ def _notes(fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool, has_w
         yield f"{NO_TEMPLATE} (--raw continues your text as it is)"
 
 
-def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
+def _report(end: TurnEnd, info: ModelInfo, usage: bool, extract: "Which | None") -> None:
     """What must be said, and with ``-u`` what can be said, on stderr."""
+    from localllm.session.extract import code_block
     from localllm.terminal import render
 
     if cut := render.ending(end):
         _tell(cut)
+    block = code_block(end.message.text, extract) if extract else None
+    if extract and end.message.text and not block:
+        _tell("the answer has no code block, so all of it is given")
+    if block and not block.closed:
+        _tell("the code block has no end: the answer may be cut")
     if usage:
         _tell(render.stats_line(end, info.n_ctx))
         _tell(render.model_line(info, end.stats))
@@ -182,3 +217,12 @@ def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
 
 def _tell(line: str) -> None:
     print(f"localllm: {one_line(line)}", file=sys.stderr)
+
+
+def _which(first: bool | None, last: bool, by_template: "Which | None") -> "Which | None":
+    """The code block to print, if not the whole answer. Raises UsageError where both are asked for."""
+    if first and last:
+        raise UsageError("-x prints the first code block, --xl the last", "give one of them")
+    if first is None and not last:
+        return by_template
+    return "last" if last else "first" if first else None

@@ -25,7 +25,7 @@ VARIABLES: Final = {
     "HF_TOKEN HF_HOME HF_ENDPOINT HF_HUB_OFFLINE": "as in every program that fetches from the Hugging Face hub",
     "HTTPS_PROXY HTTP_PROXY NO_PROXY": "as in every program that uses the network",
     "XDG_CONFIG_HOME XDG_CACHE_HOME XDG_DATA_HOME": "where settings, the cache and data lie",
-    "VISUAL EDITOR": "the editor of Ctrl-G in a chat and of `localllm config edit`; vi if neither is set",
+    "VISUAL EDITOR": "the editor of Ctrl-G in a chat and of `config edit` and `template edit`; vi if neither is set",
     "NO_COLOR": "no colours",
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from localllm.cancel import Cancel
 from localllm.errors import UsageError
+from localllm.terminal.safe import one_line, readable
 
 MAX_INPUT_BYTES = 64 * 2**20
 _CHUNK_BYTES = 2**16
@@ -18,14 +19,19 @@ Tell = Callable[[str], None]
 
 
 def attached_text(names: Sequence[str], cancel: Cancel, tell: Tell) -> str:
-    """The text of stdin, where it is a pipe or a file, and of the files in their order; blank ones are left out.
+    """The text of stdin, where it is a pipe or a file, and of the files in their order.
 
-    "-" among ``names`` puts stdin there, even a terminal. ``tell`` gets a line where the end of one is long in coming.
+    One text alone is given as it is. Of several each gets its name above it, as ``head`` shows files; a blank stdin,
+    which many a script has, does not count. "-" among ``names`` puts stdin there, even a terminal. ``tell`` gets a line
+    where the end of one is long in coming.
     Raises UsageError where one is missing, unreadable, too large or not text; Cancelled.
     """
     piped = sys.stdin is not None and not sys.stdin.isatty() and not any(name in _STDIN for name in names)
-    texts = [text_of(name, cancel, tell) for name in (*(["-"] if piped else []), *names)]
-    return "\n\n".join(text for text in texts if text.strip())
+    texts = [(name, text_of(name, cancel, tell)) for name in (*(["-"] if piped else []), *names)]
+    texts = [(name, text) for name, text in texts if name not in _STDIN or text.strip()]
+    if len(texts) == 1 or not any(text.strip() for _, text in texts):
+        return "\n\n".join(text for _, text in texts if text.strip())
+    return "\n\n".join(f"==> {_shown(name)} <==\n{text}" for name, text in texts)
 
 
 def text_of(name: str, cancel: Cancel, tell: Tell) -> str:
@@ -45,6 +51,10 @@ def text_of(name: str, cancel: Cancel, tell: Tell) -> str:
         return _all_of(descriptor, name, cancel, tell)
     finally:
         os.close(descriptor)
+
+
+def _shown(name: str) -> str:
+    return "stdin" if name in _STDIN else one_line(readable(name))
 
 
 def _all_of(descriptor: int, name: str, cancel: Cancel, tell: Tell) -> str:

@@ -109,6 +109,13 @@ def collect(events: Iterator[Event], view: View) -> TurnEnd:
     raise RuntimeError("a turn must end with TurnEnd")
 
 
+def put(text: str, view: View) -> None:
+    """Write a finished text, with one line break at its end."""
+    writer = _Writer(view)
+    writer.write(text)
+    writer.finish()
+
+
 class _Writer:
     """Writes pieces as they come, or keeps them to the end; ends with exactly one line break."""
 
