@@ -55,6 +55,7 @@ def ask(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: answer, stats, how it ended.")] = False,
     usage: options.Usage = False,
     hide_reasoning: options.HideReasoning = False,
+    no_markdown: options.NoMarkdown = False,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the answer in one piece, at its end.")] = False,
     quiet: options.Quiet = False,
     ctx_size: options.CtxSize = None,
@@ -95,7 +96,10 @@ def ask(
     from localllm.terminal.progress import download_progress
     from localllm.terminal.render import View
 
-    view = View.of_terminal(stream=not no_stream, reasoning=not hide_reasoning, quiet=quiet)
+    view = View.of_terminal(
+        stream=not no_stream, reasoning=not hide_reasoning, quiet=quiet, markdown=not (no_markdown or json)
+    )
+    view.load_ahead()
     with cancelling(cancel):
         with download_progress(quiet) as on_download:
             engine = open_engine(model, settings, on_download, cancel)

@@ -26,6 +26,7 @@ def chat(
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
     hide_reasoning: options.HideReasoning = False,
+    no_markdown: options.NoMarkdown = False,
     ctx_size: options.CtxSize = None,
     kv: options.Kv = "f16",
     gpu_layers: options.GpuLayers = None,
@@ -87,7 +88,8 @@ def chat(
 
     try:
         leave_on_signals()
-        view = View.of_terminal(reasoning=not hide_reasoning)
+        view = View.of_terminal(reasoning=not hide_reasoning, markdown=not no_markdown)
+        view.load_ahead()  # while the first question is typed
         with line_settings_kept():
             return Repl(conversation, view, switch, cancelling, history_path(data_dir())).run()
     finally:

@@ -65,6 +65,9 @@ NoCache = Annotated[
     typer.Option("--no-cache", help="Neither use prompts that were read before nor keep this one."),
 ]
 HideReasoning = Annotated[bool, typer.Option("--hide-reasoning", "-R", help="Do not show the model's reasoning.")]
+NoMarkdown = Annotated[
+    bool, typer.Option("--no-markdown", help="Show the answer as it is written, without headings, colours or tables.")
+]
 Usage = Annotated[
     bool, typer.Option("--usage", "-u", "--verbose", "-v", help="Show tokens, speed and settings on stderr.")
 ]
