@@ -12,11 +12,11 @@ from io import StringIO
 from typing import NamedTuple
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
 from markdown_it.token import Token
 from pygments import token as kinds
 from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
-from pygments.util import ClassNotFound
 from rich import box
 from rich import markdown as rich_markdown
 from rich.color import ColorSystem
@@ -31,8 +31,8 @@ from rich.theme import Theme
 
 from localllm.terminal.safe import safe
 
-_MIN_COLUMNS = 10  # what is nested too deep for the window is not squeezed any further
-_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable("reference")
+_MAX_DEPTH = 16
+_MIN_COLUMNS = 10
 _THEME = Theme(
     {
         "markdown.h1": "bold underline",
@@ -62,7 +62,48 @@ _CODE_THEME = ANSISyntaxTheme(
     }
 )
 _PART_LINES, _MAX_PART_LINES, _AHEAD_LINES = 8, 64, 8
-_MAX_HIGHLIGHTED_CHARS = 1000  # longer lines are data, and what a lexer's patterns may do with them is not bounded
+# Some of pygments' 600 lexers hang on a line of hostile text, such as a model can write. These take 0.4 s at worst for
+# this much at once; all else is shown without colours.
+_MAX_LEXED_CHARS = 2000
+_LANGUAGES = frozenset(
+    [
+        *(
+            "bash",
+            "sh",
+            "shell",
+            "zsh",
+            "console",
+            "c",
+            "cpp",
+            "c++",
+            "csharp",
+            "c#",
+            "cs",
+            "css",
+            "scss",
+            "dart",
+            "diff",
+        ),
+        *("docker", "dockerfile", "elixir", "go", "golang", "graphql", "haskell", "hs", "html", "http", "ini", "cfg"),
+        *("java", "javascript", "js", "json", "jsx", "julia", "kotlin", "latex", "tex", "lua", "make", "makefile"),
+        *(
+            "markdown",
+            "md",
+            "matlab",
+            "nginx",
+            "nix",
+            "objective-c",
+            "objc",
+            "ocaml",
+            "perl",
+            "php",
+            "powershell",
+            "ps1",
+        ),
+        *("proto", "protobuf", "python", "py", "python3", "pycon", "r", "ruby", "rb", "rust", "rs", "scala", "sql"),
+        *("swift", "terraform", "hcl", "toml", "tsx", "typescript", "ts", "vim", "xml", "yaml", "yml", "zig"),
+    ]
+)
 
 Kind = tuple[str, ...]  # how pygments calls a piece of code: Name, Function
 
@@ -113,6 +154,23 @@ class Page:
 
 def _holds_blocks(tokens: list[Token]) -> bool:
     return bool(tokens) and tokens[0].nesting == 1 and tokens[1].type != "inline" and tokens[1].nesting >= 0
+
+
+def _too_deep(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
+    """A rule of the parser: what is nested deeper than anybody writes is text; the parser itself would drop it."""
+    if silent or state.level < _MAX_DEPTH:
+        return False
+    state.push("paragraph_open", "p", 1).map = [start_line, end_line]
+    inline = state.push("inline", "", 0)
+    inline.content = state.getLines(start_line, end_line, state.blkIndent, False).strip()
+    inline.map, inline.children = [start_line, end_line], []
+    state.push("paragraph_close", "p", -1)
+    state.line = end_line
+    return True
+
+
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable("reference")
+_PARSER.block.ruler.before("table", "too_deep", _too_deep)
 
 
 def parse(source: str) -> list[Token]:
@@ -178,9 +236,10 @@ class _List(rich_markdown.ListElement):
 def _hanging(
     marker: str, padding: str, content: Renderables, console: Console, options: ConsoleOptions
 ) -> Iterator[Segment]:
-    style = console.get_style("cyan")
-    inner = options.update(width=max(_MIN_COLUMNS, options.max_width - len(marker)))
-    for index, line in enumerate(console.render_lines(content, inner, pad=False) or [[]]):
+    style, width = Style(color="cyan"), options.max_width - len(marker)
+    if width < _MIN_COLUMNS:  # it is not squeezed any further
+        marker, padding, width = f"{marker}\n", "", options.max_width
+    for index, line in enumerate(console.render_lines(content, options.update(width=width), pad=False) or [[]]):
         yield Segment(padding if index else marker, style)
         yield from line
         yield Segment.line()
@@ -304,7 +363,7 @@ def _highlighted(lines: list[str], name: str) -> Text:
 @lru_cache(maxsize=256)  # looking for the end of a part asks the same again and again
 def _lexed(code: str, name: str) -> list[tuple[Kind, str]]:
     lexer = _lexer(name)
-    if lexer is None or any(len(line) > _MAX_HIGHLIGHTED_CHARS for line in code.split("\n")):
+    if lexer is None or len(code) > _MAX_LEXED_CHARS:
         return [(kinds.Text, code + "\n")]
     tokens = list(lexer.get_tokens(code))
     is_whole = "".join(value for _, value in tokens) == code + "\n"  # which no lexer promises
@@ -313,7 +372,4 @@ def _lexed(code: str, name: str) -> list[tuple[Kind, str]]:
 
 @lru_cache(maxsize=32)
 def _lexer(name: str) -> Lexer | None:
-    try:
-        return get_lexer_by_name(name, stripnl=False) if name else None
-    except ClassNotFound:
-        return None
+    return get_lexer_by_name(name, stripnl=False) if name.lower() in _LANGUAGES else None
