@@ -52,8 +52,9 @@ class Screen:
         kept = 0 if finished else self._kept(opened)
         if kept == len(opened) == len(self._open) and not finished:
             return
-        parts = [_HOLD, self._to_row(kept), *(f"{row.text}{_ERASE_LINE}\r\n" for row in finished), _NO_FOLDING]
-        parts += ["\r\n".join(f"{row.text}{_ERASE_LINE}" for row in opened[kept:]), _FOLDING, _ERASE_BELOW, _SHOW]
+        # Erased before and not after: tmux takes what is erased behind a text for blanks, and folds them on a resize.
+        parts = [_HOLD, self._to_row(kept), *(f"{_ERASE_LINE}{row.text}\r\n" for row in finished), _NO_FOLDING]
+        parts += ["\r\n".join(f"{_ERASE_LINE}{row.text}" for row in opened[kept:]), _FOLDING, _ERASE_BELOW, _SHOW]
         self._out.write("".join(parts))
         self._out.flush()
         self._open = opened

@@ -249,7 +249,7 @@ class _Rule(rich_markdown.HorizontalRule):
     new_line = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text("─" * options.max_width, "dim")
+        yield Text("─" * min(20, options.max_width), "dim")  # not the full width, which a narrower window would fold
 
 
 class _Table(rich_markdown.TableElement):
