@@ -66,6 +66,7 @@ def ask(
     extract_last: Annotated[bool, typer.Option("--xl", help="Print only the last fenced code block.")] = False,
     usage: options.Usage = False,
     hide_reasoning: options.HideReasoning = False,
+    markdown: options.Markdown = True,
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help=options.help_of("stream"), show_default=False)
     ] = True,
@@ -115,7 +116,8 @@ def ask(
     from localllm.terminal.render import View
 
     choose_default(model, quiet=quiet, may_ask=timeout is None)
-    view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet)
+    view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet, markdown=markdown and not json)
+    view.load_ahead()
     with cancelling(cancel):
         with download_progress(quiet) as on_download:
             engine = open_engine(filled.model or model, settings, on_download, cancel)

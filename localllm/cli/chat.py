@@ -28,6 +28,7 @@ def chat(
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
     hide_reasoning: options.HideReasoning = False,
+    markdown: options.Markdown = True,
     ctx_size: options.CtxSize = None,
     kv: options.Kv = "f16",
     gpu_layers: options.GpuLayers = None,
@@ -95,7 +96,8 @@ def chat(
 
     try:
         leave_on_signals()
-        view = View.of_terminal(reasoning=not hide_reasoning)
+        view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown)
+        view.load_ahead()  # while the first question is typed
         with line_settings_kept():
             history = history_path(data_dir())
             return Repl(conversation, view, switch, measured, cancelling, history, model_names).run()

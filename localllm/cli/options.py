@@ -73,6 +73,7 @@ Cache = Annotated[
 HideReasoning = Annotated[
     bool, typer.Option("--hide-reasoning/--show-reasoning", "-R", help=help_of("hide_reasoning"), show_default=False)
 ]
+Markdown = Annotated[bool, typer.Option("--markdown/--no-markdown", help=help_of("markdown"), show_default=False)]
 Usage = Annotated[
     bool, typer.Option("--usage/--no-usage", "-u", "--verbose", "-v", help=help_of("usage"), show_default=False)
 ]

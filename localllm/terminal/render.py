@@ -8,10 +8,12 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO, assert_never
+from importlib import import_module
+from typing import Any, Protocol, TextIO, assert_never
 
 from localllm.terminal.safe import one_line, safe
 from localllm.values import (
@@ -33,7 +35,7 @@ _PROGRESS_AFTER_S = 0.5  # what takes less needs no progress
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How to show an answer. ``stream`` False writes it in one piece at its end."""
+    """How to show an answer. ``stream`` False writes it in one piece at its end; ``markdown`` needs a terminal."""
 
     out: TextIO
     status: TextIO
@@ -41,10 +43,13 @@ class View:
     reasoning: bool = False
     color: bool = False
     progress: bool = False
+    markdown: bool = False
 
     @classmethod
-    def of_terminal(cls, *, stream: bool = True, reasoning: bool = True, quiet: bool = False) -> "View":
-        """What suits the standard streams: reasoning and colour only where a person reads them."""
+    def of_terminal(
+        cls, *, stream: bool = True, reasoning: bool = True, quiet: bool = False, markdown: bool = True
+    ) -> "View":
+        """What suits the standard streams: reasoning, colour and Markdown only where a person reads them."""
         interactive = sys.stdout.isatty()
         return cls(
             out=sys.stdout,
@@ -53,7 +58,13 @@ class View:
             reasoning=reasoning and interactive,
             color=interactive and wants_color(),
             progress=sys.stderr.isatty() and not quiet,
+            markdown=markdown and interactive and os.environ.get("TERM") != "dumb",
         )
+
+    def load_ahead(self) -> None:
+        """Load what showing Markdown takes (0.1 s) while there is something else to wait for."""
+        if self.markdown:
+            threading.Thread(target=import_module, args=("localllm.terminal.live",), daemon=True).start()
 
 
 def wants_color() -> bool:
@@ -61,17 +72,24 @@ def wants_color() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def size(stream: TextIO) -> tuple[int, int]:
+    """Columns and rows of the terminal behind ``stream``; 80 and 24 where there is none, or it does not tell."""
+    try:
+        columns, rows = os.get_terminal_size(stream.fileno())
+    except OSError:
+        columns = rows = 0
+    return columns or 80, rows or 24
+
+
 def columns(stream: TextIO) -> int:
     """The width in characters of the terminal behind ``stream``; 80 where there is none, or it does not tell."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except OSError:
-        return 80
+    return size(stream)[0]
 
 
 def show(events: Iterator[Event], view: View) -> TurnEnd:
     """Write an answer as it comes; returns the event that ended it."""
-    writer, progress = _Writer(view), _ProgressLine(view.status, view.progress)
+    writer: _Writer | None = None  # until there is something to write: what it takes may still be loading
+    progress = _ProgressLine(view.status, view.progress)
     try:
         for event in events:
             match event:
@@ -80,19 +98,23 @@ def show(events: Iterator[Event], view: View) -> TurnEnd:
                 case Reasoning(text):
                     if view.reasoning:
                         progress.clear()
+                        writer = writer or _new_writer(view)
                         writer.write(text, dim=True)
                 case Text(text):
                     progress.clear()
+                    writer = writer or _new_writer(view)
                     writer.write(text)
                 case TurnEnd():
                     progress.clear()
-                    writer.finish()
+                    if writer:
+                        writer.finish()
                     return event
                 case _:
                     assert_never(event)
     finally:
         progress.clear()
-        writer.reset()
+        if writer:
+            writer.reset()
     raise RuntimeError("a turn must end with TurnEnd")
 
 
@@ -110,13 +132,32 @@ def collect(events: Iterator[Event], view: View) -> TurnEnd:
 
 
 def put(text: str, view: View) -> None:
-    """Write a finished text, with one line break at its end."""
-    writer = _Writer(view)
+    """Write a finished text as it is, with one line break at its end."""
+    writer = _PlainWriter(view)
     writer.write(text)
     writer.finish()
 
 
-class _Writer:
+class _Writer(Protocol):
+    def write(self, text: str, dim: bool = False) -> None:
+        """Take a piece of the answer, or of the reasoning (``dim``)."""
+
+    def finish(self) -> None:
+        """Write what is held back, and end the line."""
+
+    def reset(self) -> None:
+        """Leave the terminal as it was, whatever happened."""
+
+
+def _new_writer(view: View) -> _Writer:
+    if not view.markdown:
+        return _PlainWriter(view)
+    from localllm.terminal.live import MarkdownWriter, Screen
+
+    return MarkdownWriter(Screen(view.out, lambda: size(view.out)), view.color, view.stream)
+
+
+class _PlainWriter:
     """Writes pieces as they come, or keeps them to the end; ends with exactly one line break."""
 
     def __init__(self, view: View) -> None:
