@@ -1,15 +1,15 @@
 """``localllm ask``: one prompt, one answer, made for pipes and scripts."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from localllm.cancel import Cancel
-from localllm.cli import options
+from localllm.cli import going_on, options
 from localllm.cli.inputs import attached_text
 from localllm.cli.signals import cancelling
 from localllm.errors import EXIT_CODES, UsageError
@@ -51,6 +51,9 @@ def ask(
         Literal["head", "tail", "middle"] | None,
         typer.Option("--on-overflow", help="Part of the piped text and files to drop if the prompt is too long."),
     ] = None,
+    continue_: options.Continue = False,
+    cid: options.Cid = None,
+    no_log: options.NoLog = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: answer, stats, how it ended.")] = False,
     usage: options.Usage = False,
@@ -90,21 +93,39 @@ def ask(
     request, system = readable(" ".join(words or ())), readable(system)
     if not (attached.strip() or request.strip()):
         raise UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')
+    if raw and (continue_ or cid is not None):
+        raise UsageError("--raw knows no conversation to go on with", "leave out --raw, or -c and --cid")
+    before = going_on.resumed(continue_, cid)
+    model = going_on.model_for(before, model)
 
-    from localllm.app import open_engine
+    from localllm.app import locate, open_engine
+    from localllm.terminal import render
     from localllm.terminal.progress import download_progress
-    from localllm.terminal.render import View
 
-    view = View.of_terminal(stream=not no_stream, reasoning=not hide_reasoning, quiet=quiet)
+    view = render.View.of_terminal(stream=not no_stream, reasoning=not hide_reasoning, quiet=quiet)
     with cancelling(cancel):
         with download_progress(quiet) as on_download:
-            engine = open_engine(model, settings, on_download, cancel)
+            located = locate(model, on_download, cancel)
+            engine = open_engine(located, settings, on_download, cancel)
         sampling = choose(engine.sampling)
-        fitted = _fit(engine, system, attached, request, raw, sampling, on_overflow, cancel)
+        system = system or (before.summary.system if before else "")
+        said = engine.believed(before.messages) if before else []
+        fitted = _fit(engine, system, said, attached, request, raw, sampling, on_overflow, cancel)
         has_wrong_bytes = any("\ufffd" in text for text in (system, attached, request))
         for note in _notes(fitted, on_overflow, engine.info, raw, has_wrong_bytes) if not quiet else ():
             _tell(note)
         end = _answer(engine, fitted, sampling, cancel, view, json)
+    id = None
+    if not (raw or no_log) and (end.message.text or end.message.reasoning):
+        recorder = going_on.recorder(before, lambda: going_on.reference_to(located), _unheard if quiet else _tell)
+        with suppress(KeyboardInterrupt), closing(recorder):  # the answer is out
+            question = Message("user", _question(fitted.text, request))
+            recorder.keep([*said, question, end.message], system, about=request)
+            id = recorder.id
+    if json:
+        shown = render.as_json(end, engine.info.name, fitted.dropped_tokens) | {"conversation": id}
+        view.out.write(render.dumps(shown) + "\n")
+        view.out.flush()
     if not quiet:
         _report(end, engine.info, usage)
     if end.reason not in ("timeout", "interrupted"):  # these want an end at once
@@ -116,6 +137,7 @@ def ask(
 def _fit(
     engine: "Engine",
     system: str,
+    said: Sequence[Message],
     attached: str,
     request: str,
     raw: bool,
@@ -127,11 +149,11 @@ def _fit(
     from localllm.session.overflow import fit
 
     def encode(text: str) -> Prompt:
-        question = "\n\n".join(part for part in (text, request) if part)
+        question = _question(text, request)
         if raw:
             return engine.encode_raw("\n\n".join(part for part in (system, question) if part), cancel)
         messages = [Message("system", system)] if system else []
-        return engine.encode([*messages, Message("user", question)], cancel)
+        return engine.encode([*messages, *said, Message("user", question)], cancel)
 
     n_ctx = engine.info.n_ctx
     room = n_ctx // 4
@@ -145,10 +167,11 @@ def _answer(
 
     if not as_json:  # reasoning that its model forgot to mark must not reach a pipe
         return render.show(engine.reply(fitted.prompt, sampling, cancel, hold_unopened=not view.reasoning), view)
-    end = render.collect(engine.reply(fitted.prompt, sampling, cancel), view)
-    view.out.write(render.dumps(render.as_json(end, engine.info.name, fitted.dropped_tokens)) + "\n")
-    view.out.flush()
-    return end
+    return render.collect(engine.reply(fitted.prompt, sampling, cancel), view)
+
+
+def _question(attached: str, request: str) -> str:
+    return "\n\n".join(part for part in (attached, request) if part)
 
 
 def _notes(fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool, has_wrong_bytes: bool) -> Iterator[str]:
@@ -176,6 +199,10 @@ def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
 
 def _tell(line: str) -> None:
     print(f"localllm: {one_line(line)}", file=sys.stderr)
+
+
+def _unheard(_: str) -> None:
+    pass
 
 
 def _checked_timeout(timeout: float | None) -> float | None:

@@ -4,7 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
-from localllm.cli import options
+from localllm.cli import going_on, options
 from localllm.cli.signals import cancelling, leave_on_signals
 from localllm.errors import UsageError
 from localllm.terminal.safe import readable
@@ -26,6 +26,9 @@ def chat(
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
     hide_reasoning: options.HideReasoning = False,
+    continue_: options.Continue = False,
+    cid: options.Cid = None,
+    no_log: options.NoLog = False,
     ctx_size: options.CtxSize = None,
     kv: options.Kv = "f16",
     gpu_layers: options.GpuLayers = None,
@@ -54,9 +57,13 @@ def chat(
     if not is_terminal():
         raise UsageError("chat needs a terminal", 'in pipes and scripts use: localllm ask "…"')
 
+    before = going_on.resumed(continue_, cid)
+    model = going_on.model_for(before, model)
+
     from localllm.app import Located, locate, open_engine
     from localllm.config import data_dir
     from localllm.session.chat import Chat
+    from localllm.terminal.history_view import recap
     from localllm.terminal.progress import download_progress
     from localllm.terminal.render import View
 
@@ -77,7 +84,16 @@ def chat(
         return engine
 
     current = find(model)
-    conversation = Chat(load(current), lambda engine: choose(engine.sampling), readable(system))
+    engine = load(current)
+    notices = recap(before) if before else []
+    recorder = going_on.recorder(before, lambda: going_on.reference_to(current), notices.append)
+    conversation = Chat(
+        engine,
+        lambda engine: choose(engine.sampling),
+        readable(system) or (before.summary.system if before else ""),
+        engine.believed(before.messages) if before else (),
+        (lambda _: None) if no_log else recorder,
+    )
 
     def switch(reference: str) -> None:
         nonlocal current
@@ -89,6 +105,7 @@ def chat(
         leave_on_signals()
         view = View.of_terminal(reasoning=not hide_reasoning)
         with line_settings_kept():
-            return Repl(conversation, view, switch, cancelling, history_path(data_dir())).run()
+            return Repl(conversation, view, switch, cancelling, history_path(data_dir()), notices).run()
     finally:
+        recorder.close()
         conversation.engine.close()

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from localllm.cli import ask, cache, ceiling, chat, models, plots, show
+from localllm.cli import ask, cache, ceiling, chat, history, models, plots, show
 from localllm.cli.signals import interrupt_on_signals
 from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError, OutOfMemory, UsageError
 from localllm.terminal.safe import one_line
@@ -57,6 +57,7 @@ app.command("pull")(models.pull)
 app.command("rm")(models.rm)
 app.command("ceiling", cls=plots.PlotCommand)(ceiling.ceiling)
 app.add_typer(cache.app)
+app.add_typer(history.app)
 
 
 class _Stderr(io.TextIOWrapper):

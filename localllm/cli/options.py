@@ -64,6 +64,14 @@ NoCache = Annotated[
     bool,
     typer.Option("--no-cache", help="Neither use prompts that were read before nor keep this one."),
 ]
+Continue = Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")]
+Cid = Annotated[
+    str | None,
+    typer.Option(
+        "--cid", metavar="ID", help="Go on with this conversation, of `localllm history`; its beginning is enough."
+    ),
+]
+NoLog = Annotated[bool, typer.Option("--no-log", "-n", help="Keep no transcript.")]
 HideReasoning = Annotated[bool, typer.Option("--hide-reasoning", "-R", help="Do not show the model's reasoning.")]
 Usage = Annotated[
     bool, typer.Option("--usage", "-u", "--verbose", "-v", help="Show tokens, speed and settings on stderr.")

@@ -15,7 +15,8 @@ from localllm.values import Event, Message, Sampling, TurnEnd, TurnStats
 class Chat:
     """One conversation with one engine. Both may be changed between turns.
 
-    ``record`` is called with the chat after each change of what was said, so that somebody may keep it.
+    ``record`` is called with the chat after each change of what was said, so that somebody may keep it. ``beginnings``
+    counts how often all was put aside: what is said from then on is another conversation.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Chat:
     ) -> None:
         self.engine = engine
         self.sampling = choose_sampling(engine)
+        self.beginnings = 0
         self.stats: list[TurnStats] = []  # of this process's turns, one after another
         self._system = system
         self._choose_sampling = choose_sampling
@@ -61,7 +63,8 @@ class Chat:
         return self.stats[-1] if self.stats else None
 
     def clear(self) -> None:
-        """Forget what was said; the system prompt stays."""
+        """Begin anew, without what was said; the system prompt stays."""
+        self.beginnings += 1
         self._change([])
 
     def undo(self) -> Message:
@@ -73,7 +76,10 @@ class Chat:
     def drop_oldest(self, turns: int = 1) -> int:
         """Forget the oldest questions with their answers; returns how many turns there were to forget."""
         gone = min(turns, len(self._said) // 2)
-        self._change(self._said[2 * gone :])
+        if 2 * gone == len(self._said):
+            self.clear()
+        else:
+            self._change(self._said[2 * gone :])
         return gone
 
     def replace(self, messages: Sequence[Message]) -> None:

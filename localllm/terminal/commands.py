@@ -59,7 +59,7 @@ def _exit(_: Context, __: str) -> str:
 
 def _clear(context: Context, _: str) -> str:
     context.chat.clear()
-    return "the conversation is empty again" + (", the system prompt stays" if context.chat.system else "")
+    return "a new conversation begins" + (", the system prompt stays" if context.chat.system else "")
 
 
 def _system(context: Context, argument: str) -> str:
@@ -83,7 +83,7 @@ def _stats(context: Context, _: str) -> str:
 COMMANDS = (
     Command("help", _help, "show the commands, or what one does", "[COMMAND]", ("?",)),
     Command("exit", _exit, "leave", aliases=("bye", "quit")),
-    Command("clear", _clear, "forget the conversation; the system prompt stays"),
+    Command("clear", _clear, "begin a new conversation; the system prompt stays"),
     Command("system", _system, "show or set the system prompt; /system none removes it", "[TEXT]"),
     Command("model", _model, "show the model, or go on with another one", "[NAME|PATH]"),
     Command("stats", _stats, "show what the last answer cost"),

@@ -28,7 +28,8 @@ Cancelling = Callable[[Cancel], AbstractContextManager[None]]
 class Repl:
     """One conversation in this terminal.
 
-    ``switch_model`` loads another model into the chat; ``cancelling`` makes a Cancel react to signals.
+    ``switch_model`` loads another model into the chat; ``cancelling`` makes a Cancel react to signals. ``notices`` are
+    what others have to tell the user: each is said once, and taken away.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Repl:
         switch_model: Callable[[str], None],
         cancelling: Cancelling,
         history_file: Path | None,
+        notices: list[str] | None = None,
     ) -> None:
         self._chat = chat
         self._view = view
         self._context = commands.Context(chat, switch_model)
         self._cancelling = cancelling
+        self._notices = [] if notices is None else notices
         self._prompt = keys.new_prompt(history_file, self._say)
 
     def run(self) -> int:
@@ -52,6 +55,8 @@ class Repl:
         if not info.chat_template:
             self._say(render.NO_TEMPLATE)
         while True:
+            while self._notices:
+                self._say(self._notices.pop(0))
             try:
                 # Here Ctrl-C is a key. A SIGINT is somebody else's: the user's, in the editor that Ctrl-G opened.
                 line = self._prompt.prompt(HTML("<b>&gt; </b>") if self._view.color else "> ", handle_sigint=False)
