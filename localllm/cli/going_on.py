@@ -31,13 +31,14 @@ def model_for(conversation: "Conversation | None", chosen: str | None) -> str | 
     if conversation is None or chosen is not None:
         return chosen
     from localllm.models.catalog import full_catalog
-    from localllm.models.store import find
+    from localllm.models.store import find, missing
 
-    reference = conversation.summary.model
-    if find(reference, full_catalog()) is None:
+    reference, catalog = conversation.summary.model, full_catalog()
+    if find(reference, catalog) is None:
+        gone = missing(reference, catalog)
         raise ModelNotFound(
-            f"the model of this conversation, {reference}, is not on this disk any more",
-            f"go on with another one (-m NAME), or fetch it: localllm pull {reference}",
+            f"the model of conversation {conversation.summary.id} is gone: {gone.message}",
+            f"{gone.hint}; or go on with another one: -m NAME",
         )
     return reference
 

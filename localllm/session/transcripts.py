@@ -396,5 +396,7 @@ def _told(path: Path) -> Iterator[None]:
         raise TranscriptError(
             f"the history {path} is damaged: {error}", "move it away, and a new one begins"
         ) from error
+    except UnicodeEncodeError as error:
+        raise TranscriptError("a message holds characters that no file can hold", "write it without them") from error
     except OSError as error:
         raise TranscriptError(f"the history {path} cannot be used: {error.strerror}", "check the path") from error
