@@ -370,6 +370,27 @@ def test_a_file_damaged_anywhere_never_gives_a_traceback(tmp_path_factory, place
         transcripts.remove([one.id for one in transcripts.newest()])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE conversation SET title = x'80'",
+        "UPDATE conversation SET updated_s = 9e99",
+        "UPDATE conversation SET created_s = 'yesterday'",
+        "UPDATE message SET text = x'ff'",
+        "UPDATE message SET text = CAST(x'ff' AS TEXT)",
+        "PRAGMA ignore_check_constraints = 1; UPDATE message SET role = 'system'",
+        "UPDATE message SET token_ids = 'text'",
+    ],
+)
+def test_what_a_file_holds_is_not_trusted(tmp_path, change):
+    """Values of other kinds than were stored are told as damage."""
+    Talk(tmp_path).asks("one")
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+        connection.executescript(change)
+    with pytest.raises(TranscriptError, match=r"damaged|UTF-8"):
+        stored(tmp_path)
+
+
 CHILD = """
 import sys
 from pathlib import Path

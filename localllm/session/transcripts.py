@@ -25,6 +25,7 @@ from localllm.values import Message
 FILE_NAME = "conversations.db"
 _APPLICATION_ID = 0x6C6C6D31  # "llm1": whose file this is
 _VERSION = 1
+_FAR_S = 1e11  # no date is beyond, in seconds since 1970
 _BUSY_S = 5.0  # how long to wait for another process's write
 _ID_LETTERS, _ID_LENGTH = "abcdefghjkmnpqrstuvwxyz23456789", 6  # without those that look alike
 _SCHEMA = f"""
@@ -157,7 +158,7 @@ class Transcripts:
             rows = self._connection.execute(
                 f"{_SUMMARY} ORDER BY updated_s DESC, key DESC LIMIT ?", (-1 if limit is None else limit,)
             )
-            return [Summary(*row) for row in rows]
+            return [_summary(row) for row in rows]
 
     def count(self) -> int:
         """How many conversations there are."""
@@ -174,7 +175,7 @@ class Transcripts:
             ).fetchall()
         ids = [id for (id,) in rows]
         if not prefix or not ids:
-            raise UsageError(f"there is no conversation {prefix!r}", "all of them: localllm history list")
+            raise _no_such(prefix)
         if len(ids) > 1 and prefix not in ids:
             raise UsageError(
                 f"{prefix!r} may be {', '.join(ids[:3])}{' or another' * (len(ids) > 3)}", "give more of it"
@@ -182,16 +183,18 @@ class Transcripts:
         return self.load(prefix if prefix in ids else ids[0])
 
     def load(self, id: str) -> Conversation:
-        """The conversation with exactly this id, which must be there."""
+        """The conversation with exactly this id. Raises UsageError where there is none."""
         with _told(self.path), _transaction(self._connection, "DEFERRED"):
             execute = self._connection.execute
-            summary = Summary(*execute(f"{_SUMMARY} WHERE id = ?", (id,)).fetchone())
+            found = execute(f"{_SUMMARY} WHERE id = ?", (id,)).fetchone()
+            if found is None:
+                raise _no_such(id)
             rows = execute(
                 "SELECT key, position, in_context, role, text, reasoning, token_ids FROM message"
                 " WHERE conversation = (SELECT key FROM conversation WHERE id = ?) ORDER BY position",
                 (id,),
             )
-            return Conversation(summary, tuple(_row(*row) for row in rows))
+            return Conversation(_summary(found), tuple(_row(row) for row in rows))
 
     def search(self, words: Sequence[str], limit: int) -> list[tuple[Summary, str]]:
         """Conversations with a message that has all ``words``, the best first, each with the place.
@@ -201,7 +204,7 @@ class Transcripts:
         with _told(self.path):
             found = searching.search(self._connection, words, limit)
             return [
-                (Summary(*self._connection.execute(f"{_SUMMARY} WHERE key = ?", (key,)).fetchone()), place)
+                (_summary(self._connection.execute(f"{_SUMMARY} WHERE key = ?", (key,)).fetchone()), place)
                 for key, place in found
             ]
 
@@ -280,16 +283,41 @@ class Transcripts:
                 return id
 
 
-def _row(
-    key: int,
-    position: float,
-    in_context: int,
-    role: Literal["user", "assistant"],
-    text: str,
-    reasoning: str,
-    ids: bytes,
-) -> Row:
-    return Row(key, position, Message(role, text, _unpacked(ids), reasoning), bool(in_context))
+def _no_such(id: str) -> UsageError:
+    return UsageError(f"there is no conversation {id!r}", "all of them: localllm history list")
+
+
+def _summary(columns: Sequence[object]) -> Summary:
+    """A summary out of columns that may hold anything, as a damaged file may."""
+    match columns:
+        case (
+            str(id),
+            str(title),
+            str(model),
+            str(system),
+            float(created_s),
+            float(updated_s),
+            int(writes),
+            int(count),
+        ):
+            if 0 <= created_s < _FAR_S and 0 <= updated_s < _FAR_S:
+                return Summary(id, title, model, system, created_s, updated_s, writes, count)
+    raise sqlite3.DatabaseError("a conversation is not what was stored")
+
+
+def _row(columns: Sequence[object]) -> Row:
+    match columns:
+        case (
+            int(key),
+            float(position),
+            int(in_context),
+            "user" | "assistant" as role,
+            str(text),
+            str(why),
+            bytes(ids),
+        ):
+            return Row(key, position, Message(role, text, _unpacked(ids), why), bool(in_context))
+    raise sqlite3.DatabaseError("a message is not what was stored")
 
 
 def _packed(ids: Sequence[int]) -> bytes:
