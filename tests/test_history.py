@@ -154,6 +154,17 @@ def test_the_recap_of_a_long_conversation_is_short():
     assert all(len(line) <= 210 and "\n" not in line for line in lines)
 
 
+def test_the_benchmark_finds_what_it_stored(monkeypatch, capsys, home):
+    """In small: a row for each kind of search, with what was found, its time and the ratio to a scan."""
+    import bench_history
+
+    monkeypatch.setattr("sys.argv", ["bench_history", "--megabytes", "1", "--runs", "2"])
+    bench_history.main()
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if " ≤ 200 " in line]
+    assert len(rows) == 7 and rows[0][2].strip() == "20" and rows[-1][2].strip() == "0"
+    assert all(float(row[3]) > 0 and float(row[6]) > 0 for row in rows)
+
+
 # --- with a model ------------------------------------------------------------------------------------------------
 
 FLAGS = ("--temp", "0", "--max-tokens", "8", "--threads", "2", "--draft", "off")
