@@ -224,6 +224,8 @@ def test_nothing_is_kept_that_shall_not_be(run, home, folder):
     assert json.loads(run("history", "list", "--json").stdout) == before and len(before) == 1
     refused = run("ask", "--raw", "-c", "and?")
     assert refused.returncode == 2 and "--raw" in refused.stderr
+    refused = run("ask", "-c", "--ctx-size", "256", "word " * 300)
+    assert refused.returncode == 3 and "without -c" in refused.stderr
 
 
 @pytest.mark.model

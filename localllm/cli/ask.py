@@ -12,7 +12,7 @@ from localllm.cancel import Cancel
 from localllm.cli import going_on, options
 from localllm.cli.inputs import attached_text
 from localllm.cli.signals import cancelling
-from localllm.errors import EXIT_CODES, UsageError
+from localllm.errors import EXIT_CODES, PromptTooLong, UsageError
 from localllm.terminal.safe import one_line, readable
 from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
 
@@ -157,7 +157,12 @@ def _fit(
 
     n_ctx = engine.info.n_ctx
     room = n_ctx // 4
-    return fit(attached, encode, n_ctx, min(sampling.max_tokens or room, room), drop)
+    try:
+        return fit(attached, encode, n_ctx, min(sampling.max_tokens or room, room), drop)
+    except PromptTooLong as error:
+        if not said:
+            raise
+        raise PromptTooLong(error.message, f"{error.hint}; or begin a new conversation, without -c") from None
 
 
 def _answer(
