@@ -24,7 +24,7 @@ from localllm.cancel import Cancel
 from localllm.errors import TranscriptError, UsageError
 from localllm.session.chat import Chat
 from localllm.session.recording import Recorder, title_of
-from localllm.session.searching import CLOSE, OPEN
+from localllm.session.searching import CLOSE, OPEN, _around
 from localllm.session.transcripts import FILE_NAME, Transcripts
 
 
@@ -62,15 +62,17 @@ def last(folder):
 
 # --- what is stored is what was said -----------------------------------------------------------------------------
 
-STEPS = st.one_of(
-    st.sampled_from(["turn", "turn", "turn", "undo", "again", "instead", "clear", "resume", "system"]),
-    st.tuples(st.just("drop"), st.integers(1, 4)),
-    st.tuples(st.just("summarise"), st.integers(0, 3)),
+STEPS = st.sampled_from(
+    [
+        *["turn"] * 8,
+        *("undo", "again", "instead", "clear", "resume", "resume", "system"),
+        *(("drop", 1), ("drop", 1), ("drop", 2), ("summarise", 0), ("summarise", 1), ("summarise", 2)),
+    ]
 )
 
 
 @settings(max_examples=60)
-@given(steps=st.lists(STEPS, max_size=14))
+@given(steps=st.lists(STEPS, max_size=20))
 def test_a_conversation_is_what_it_is_now(tmp_path_factory, steps):
     """After any steps: what is given to the model is what is stored as such; what was dropped stays, what was taken
     back does not, and a cleared conversation stays as it was. The oracle is a list of lists.
@@ -176,6 +178,34 @@ def test_a_resumed_conversation_feeds_the_ids_that_were_generated(tmp_path):
 def test_a_title_is_the_beginning_of_the_question(text, title):
     """Without courtesies, in one line, cut between words where there are any."""
     assert title_of(text) == title and len(title) <= 48
+
+
+def test_a_title_follows_the_first_question_and_no_other(tmp_path):
+    """Also where it is another one now; one that was only dropped has given the conversation its title for good."""
+    talk = Talk(tmp_path)
+    for text, how, title in (
+        ("one", "turn", "one"),
+        ("two", "instead", "two"),
+        ("three", "turn", "two"),
+        ("four", "instead", "two"),
+        ("five", "again", "two"),
+    ):
+        talk.asks(text, how)
+        assert last(tmp_path).summary.title == title
+    talk.chat.drop_oldest()
+    talk.asks("six", "instead")
+    assert last(tmp_path).summary.title == "two" and talk.chat.said[0].text == "six"
+
+
+def test_all_that_was_said_can_be_taken_back(tmp_path):
+    """Also where another process has gone on with it: that stays, and what is asked next is a conversation of its own."""
+    Talk(tmp_path).asks("first")
+    one, two = Talk(tmp_path, last(tmp_path)), Talk(tmp_path, last(tmp_path))
+    one.asks("one")
+    two.chat.undo()
+    assert [[text for text, _ in rows] for _, rows in stored(tmp_path)] == [["first", "fine", "one", "fine"]]
+    two.asks("two")
+    assert [text for text, _ in stored(tmp_path)[1][1]] == ["two", "fine"] and two.told == []
 
 
 # --- cost --------------------------------------------------------------------------------------------------------
@@ -531,6 +561,25 @@ def test_search_finds_what_is_no_word(tmp_path, query):
         transcripts.begin("this", "m", "", [Message("user", text)])
         ((one, place),) = transcripts.search([query], 5)
     assert one.title == "this" and OPEN in place
+
+
+def test_search_in_a_script_without_spaces_finds_all(tmp_path):
+    """Not only where a word seems to begin, because a sentence or a line does."""
+    with Transcripts.open(tmp_path) as transcripts:
+        for title, text in (("begins", "日本語です"), ("inside", "これは日本語です"), ("without", "これは英語です")):
+            transcripts.begin(title, "m", "", [Message("user", text)])
+        found = {one.title: place for one, place in transcripts.search(["日本語"], 5)}
+    assert found == {"begins": f"{OPEN}日本語{CLOSE}です", "inside": f"これは{OPEN}日本語{CLOSE}です"}
+
+
+@given(text=st.text(max_size=300), word=st.text(min_size=1, max_size=3))
+def test_a_place_is_a_part_of_the_text(text, word):
+    """Whatever the characters: the marks change nothing else, and stand around what was looked for."""
+    place = _around(text.replace(OPEN, "").replace(CLOSE, ""), [word])
+    plain = place.replace(OPEN, "").replace(CLOSE, "").strip("…")
+    assert plain in text.replace(OPEN, "").replace(CLOSE, "") and len(plain) <= 120
+    if word in plain and not {OPEN, CLOSE} & {*word}:
+        assert OPEN in place
 
 
 @given(st.lists(st.text(max_size=12), max_size=4))

@@ -94,8 +94,12 @@ class Recorder:
             self._removed = True
             return self._tell_once("this conversation was removed from the history; it is not kept any more")
         if new == "changed":
-            self._begin(transcripts, wanted.title, said, system)
-            return self._tell_once(f"this conversation has gone on elsewhere too; from here on it is kept as {self.id}")
+            self._known = None
+            self._hold(())
+            if said:
+                self._begin(transcripts, wanted.title, said, system)
+                self._tell_once(f"this conversation has gone on elsewhere too; from here on it is kept as {self.id}")
+            return None
         self._dropped = self._dropped or bool(edit.dropped)
         self._rows = [*before, *new, *behind]
         self._last_position = max([self._last_position, *(row.position for row in new)])
@@ -103,10 +107,9 @@ class Recorder:
         return None
 
     def _begin(self, transcripts: Transcripts, title: str, said: Sequence[Message], system: str) -> None:
-        if said:
-            begun = transcripts.begin(title, self._model(), system, said)
-            self._known = begun.summary
-            self._hold(begun.rows)
+        begun = transcripts.begin(title, self._model(), system, said)
+        self._known = begun.summary
+        self._hold(begun.rows)
 
     def _tell_once(self, line: str) -> None:
         if line not in self._told:
