@@ -9,6 +9,7 @@ import sqlite3
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -198,7 +199,7 @@ def test_a_title_follows_the_first_question_and_no_other(tmp_path):
 
 
 def test_all_that_was_said_can_be_taken_back(tmp_path):
-    """Also where another process has gone on with it: that stays, and what is asked next is a conversation of its own."""
+    """Also where another process has gone on with it: that stays, and the next question begins a new conversation."""
     Talk(tmp_path).asks("first")
     one, two = Talk(tmp_path, last(tmp_path)), Talk(tmp_path, last(tmp_path))
     one.asks("one")
@@ -493,6 +494,16 @@ def test_nobody_else_can_read_it(tmp_path):
     files = list(folder.iterdir())
     assert len(files) == 3  # the log and its index are beside it
     assert [path.stat().st_mode & 0o777 for path in (folder, *files)] == [0o700, 0o600, 0o600, 0o600]
+
+
+def test_any_thread_may_speak(tmp_path):
+    """A chat whose turns run in another thread than it began in is kept all the same."""
+    talk = Talk(tmp_path)
+    talk.asks("one")
+    thread = threading.Thread(target=talk.asks, args=("two",))
+    thread.start()
+    thread.join()
+    assert talk.told == [] and len(last(tmp_path).messages) == 4
 
 
 def test_nothing_is_made_where_nothing_is_said(tmp_path):

@@ -120,7 +120,12 @@ def export(
 
 @app.command()
 def rm(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", show_default=False)] = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ID]...", help="Of `localllm history list`; their beginnings are enough.", show_default=False
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every conversation.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

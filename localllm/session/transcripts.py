@@ -350,7 +350,9 @@ def _make_private(folder: Path, path: Path) -> None:
 
 
 def _connected(path: Path, mode: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", _BUSY_S, uri=True, isolation_level=None)
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    # One thread at a time uses it, but not always the same one.
+    connection = sqlite3.connect(address, _BUSY_S, uri=True, isolation_level=None, check_same_thread=False)
     try:
         for setting in ("foreign_keys = ON", "secure_delete = ON", "cell_size_check = ON"):
             connection.execute(f"PRAGMA {setting}")
