@@ -20,7 +20,7 @@ from localllm.default import default_model
 from localllm.errors import LocalLLMError, ModelNotFound, UsageError
 from localllm.models.catalog import full_catalog
 from localllm.models.gguf import ModelShape, read_header
-from localllm.models.store import Download, LocalModel, all_local, resolve
+from localllm.models.store import FILE, Download, LocalModel, all_local, resolve
 from localllm.settings import prefix_budget_bytes
 from localllm.values import ContextReason, ModelInfo, Sampling
 
@@ -155,6 +155,7 @@ def open_engine(
         gpu_layers=options.gpu_layers,
         layers=shape.n_layers + 1,
         chat_template=bool(shape.chat_template.strip()),
+        reference=str(model.path.absolute()) if model.place == FILE and not model.spec else model.name,
     )
     template = ChatTemplate.of_model(shape.chat_template, bos, eos)
     return Engine(decoder, template, info, _sampling(model), stepper, prefix)

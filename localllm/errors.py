@@ -10,6 +10,7 @@ LocalLLMError                 exit  code
 │   ├── DownloadError         4     download_failed    network, hub, index or disk
 │   └── OutOfMemory           4     out_of_memory      the model or its context does not fit
 ├── Cancelled                 130   interrupted        stopped before there was an answer (124 timeout)
+├── TranscriptError           1     bad_history        the stored conversations cannot be read or written
 ├── TemplateError             1     bad_template       the model's chat template fails or misbehaves
 └── DecodeError               1     decode_failed      llama.cpp reported a failure
 
@@ -107,6 +108,12 @@ class Cancelled(LocalLLMError):
         super().__init__("stopped: the time limit was reached" if reason == "timeout" else "interrupted")
         self.code = reason
         self.exit_code = EXIT_CODES[reason]
+
+
+class TranscriptError(LocalLLMError):
+    """The file with the conversations cannot be read or written."""
+
+    code = "bad_history"
 
 
 class TemplateError(LocalLLMError):

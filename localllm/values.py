@@ -67,7 +67,8 @@ class ModelInfo:
 
     ``n_ctx`` is the context size in tokens, prompt and answer together; ``n_ctx_reason`` says whether the user chose
     it or what bounds it: the model's training, our default or the memory. ``layers`` counts the output layer too.
-    ``chat_template`` is False where the model has none and our fallback stands in.
+    ``chat_template`` is False where the model has none and our fallback stands in. ``reference`` finds the model again
+    from anywhere: its name, or for a file its path.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ModelInfo:
     gpu_layers: int
     layers: int
     chat_template: bool
+    reference: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench_cli", description="Measure starting and stopping.")
     parser.add_argument("--runs", type=int, default=10, help="runs of each (default: 10)")
     runs = parser.parse_args().runs
-    timed([PROGRAM, "ask", "hi", "--max-tokens", "1"])  # fetches the model and warms the page cache
+    timed([PROGRAM, "ask", "hi", "--max-tokens", "1", "--no-log"])  # fetches the model and warms the page cache
     report_starts(runs)
     wrapper = [str(ROOT / "scripts" / "localllm"), "--help"]
     extra_ms = [1000 * (timed(wrapper) - timed([PROGRAM, "--help"])) for _ in range(runs)]
@@ -93,7 +93,7 @@ def timed_out(phase: str) -> float:
 
 def stopped(phase: str, flags: list[str], act: Callable[[subprocess.Popen[str]], float], code: int) -> float:
     """Start an answer that does not end by itself, let ``act`` say when it should, and measure from there."""
-    command = [PROGRAM, "ask", "--no-cache", *flags, *(["what runs?"] if phase == "prefill" else ENDLESS)]
+    command = [PROGRAM, "ask", "--no-cache", "--no-log", *flags, *(["what runs?"] if phase == "prefill" else ENDLESS)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=os.environ) as process:
         assert process.stdin

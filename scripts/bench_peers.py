@@ -219,6 +219,7 @@ def report_answers(model: Located, threads: int, runs: int) -> None:
         "0",
         "--quiet",
         "--no-cache",
+        "--no-log",
     ]
     ask += ["--max-tokens", str(ANSWER_TOKENS), "Name three colours."]
     prompt_tokens = json.loads(run([*ask, "--json"]).output)["stats"]["prompt_tokens"]

@@ -183,7 +183,8 @@ def main() -> None:
         ids = tokens(text)[:PROMPT_TOKENS]
     print(f"{machine()}; {path.name}, {len(ids):,} tokens, {threads} threads, {runs} rounds\n")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"], os.environ["LOCALLLM_CACHE_SIZE"] = folder, "8GB"
+        os.environ["XDG_CACHE_HOME"] = os.environ["XDG_DATA_HOME"] = folder
+        os.environ["LOCALLLM_CACHE_SIZE"] = "8GB"
         ask(path, threads, "warming up", QUESTIONS[0])
         found = calls(path, threads, text, runs)
     ttft = {name: [call.ttft_s for call in values] for name, values in found.items()}

@@ -29,6 +29,12 @@ GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
 _CACHE = config.cache_dir()  # before any test changes the environment
 
 
+@pytest.fixture(scope="session", autouse=True)
+def data_home(tmp_path_factory):
+    """What tests ask is not to be found among the conversations of whoever runs them."""
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The embedded default model, fetched by the product's own means."""

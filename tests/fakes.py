@@ -163,6 +163,6 @@ def says(answer: bytes | Sequence[int], prompt_end: bytes = b"assistant\n") -> R
 
 
 def fake_engine(decoder: FakeDecoder, template: str = CHATML, stepper: Stepper | None = None) -> Engine:
-    info = ModelInfo("fake", decoder.n_ctx, "default", "f16", True, 1, 0, 1, True)
+    info = ModelInfo("fake", decoder.n_ctx, "default", "f16", True, 1, 0, 1, True, "fake")
     chat_template = ChatTemplate.of_model(template, "<s>", "<|im_end|>")
     return Engine(decoder, chat_template, info, Sampling(temperature=0), stepper)

@@ -20,6 +20,7 @@ STATS = {
     *("itl_p50_s", "itl_p99_s", "drafted", "accepted", "acceptance_rate", "steps", "tokens_per_step"),
     *("speedup_estimate", "drafting"),
 }
+ANSWER = ("answer", "reasoning", "model", "finish_reason", "dropped_tokens", "seed", "conversation", "stats")
 LONG = "The river runs to the sea, and the sea gives it back to the clouds. " * 450  # about 7,200 tokens
 pytestmark = pytest.mark.model
 
@@ -93,7 +94,7 @@ def test_json_is_one_object_with_everything_measured(ask, colours):
     result = ask(COLOURS, "--json", "--temp", "0")
     found = json.loads(result.stdout)
     assert result.stdout.count("\n") == 1
-    assert {*found} == {"answer", "reasoning", "model", "finish_reason", "dropped_tokens", "seed", "stats"}
+    assert {*found} == {*ANSWER}
     assert found["answer"] == colours and found["finish_reason"] == "stop"
     stats = found["stats"]
     assert {*stats} == STATS

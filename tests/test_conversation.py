@@ -99,7 +99,9 @@ def test_the_model_can_be_spared_the_oldest_turns():
     assert chat.messages[2] == Message("assistant", "They counted.") and chat.messages[3].text == "three"
     assert len(chat.said) == 6 and chat.forgotten_turns == 2
     chat.undo()
-    assert len(chat.said) == 4 and chat.forgotten_turns == 0 and chat.messages[1].text == "one"
+    assert len(chat.said) == 4 and [m.text for m in chat.given] == ["What have we talked about so far?", "They counted."]
+    with pytest.raises(UsageError):
+        chat.undo()
 
 
 @pytest.mark.parametrize("turns", [1, 4, 12])

@@ -1,7 +1,7 @@
 """``localllm ask``: one prompt, one answer, made for pipes and scripts."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from localllm.cancel import Cancel
-from localllm.cli import options
+from localllm.cli import going_on, options, structured
+from localllm.cli.answers import Form, exit_code, report, tell, write, write_json
+from localllm.cli.conversing import Start, converse, use_terminal
 from localllm.cli.first_run import choose_default
 from localllm.cli.signals import cancelling
 from localllm.cli.template import Param, Template, filled_template
-from localllm.errors import EXIT_CODES, UsageError
+from localllm.errors import PromptTooLong, UsageError
 from localllm.settings import SETTINGS
 from localllm.terminal.inputs import attached_text
-from localllm.terminal.safe import one_line, readable
-from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
+from localllm.terminal.safe import readable
+from localllm.values import Constraint, Message, ModelInfo, Prompt, Sampling
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.session.extract import Which
     from localllm.session.overflow import Fitted, Part
-    from localllm.terminal.render import View
 
 
 def ask(
@@ -57,7 +58,15 @@ def ask(
         Literal["head", "tail", "middle"] | None,
         typer.Option("--on-overflow", help=options.help_of("on_overflow")),
     ] = None,
+    continue_: options.Continue = False,
+    cid: options.Cid = None,
+    no_log: options.NoLog = False,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Go on as a chat afterwards, in the terminal.")
+    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
+    schema: structured.Schema = None,
+    choice: structured.Choice = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: answer, stats, how it ended.")] = False,
     extract: Annotated[
         bool | None,
@@ -100,46 +109,72 @@ def ask(
     filled = filled_template(template, param or ())
     choose = partial(choose, **filled.sampling)
     choose(Sampling())  # wrong values are told before anything is loaded
-    which = _which(extract, extract_last, filled.template.extract)
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
     SETTINGS["timeout"].check(timeout)
     cancel = Cancel(timeout)
-    attached = attached_text(file or (), cancel, _tell if sys.stderr.isatty() and not quiet else lambda _: None)
-    request, system = readable(" ".join(words or ())), filled.system or readable(system)
+    waiting = tell if sys.stderr.isatty() and not quiet else _nothing
+    constraint = structured.constraint_from(schema, choice, stop, cancel, waiting)
+    which = _which(extract, extract_last, None if constraint else filled.template.extract)
+    _check_together(raw, interactive, continue_ or cid is not None, json, which, constraint)
+    attached = attached_text(file or (), cancel, waiting)
+    request = readable(" ".join(words or ()))
     if filled.needs_input and not (attached.strip() or request.strip()):
         if template:
             raise UsageError(f"there is no text for template {template!r}", "pipe it in, or give -f FILE or a prompt")
         raise UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')
+    before = going_on.resumed(continue_, cid)
+    model = going_on.model_for(before, model if options.given("model") else None) or filled.model or model
+    if not options.given("system"):
+        system = before.summary.system if before else filled.system or system
+    system = readable(system)
+    if interactive:
+        use_terminal()
 
-    from localllm.app import open_engine
+    from localllm.app import locate, open_engine
     from localllm.terminal.progress import download_progress
     from localllm.terminal.render import View
 
     choose_default(model, quiet=quiet, may_ask=timeout is None)
     view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet, markdown=markdown and not json)
+    form = Form(view, json, which, constraint)
     view.load_ahead()
     with cancelling(cancel):
         with download_progress(quiet) as on_download:
-            engine = open_engine(filled.model or model, settings, on_download, cancel)
-        sampling = choose(engine.sampling)
-        fitted = _fit(
-            engine, system, attached, partial(filled.question, request=request), raw, sampling, on_overflow, cancel
-        )
+            located = locate(model, on_download, cancel)
+            engine = open_engine(located, settings, on_download, cancel)
+        said = engine.believed(before.messages) if before else []
+        question = partial(filled.question, request=request)
+        fitted = _fit(engine, system, said, attached, question, raw, choose(engine.sampling), on_overflow, cancel)
         has_wrong_bytes = any("\ufffd" in text for text in (system, attached, request))
         for note in _notes(fitted, on_overflow, engine.info, raw, has_wrong_bytes) if not quiet else ():
-            _tell(note)
-        end = _answer(engine, fitted, sampling, cancel, view, json, which)
+            tell(note)
+        events = engine.reply(fitted.prompt, choose(engine.sampling), cancel, form.hold_unopened, constraint=constraint)
+        end = write(events, form)
+    recorder = going_on.recorder(before, _nothing if quiet else tell)
+    if end.message.text or end.message.reasoning:
+        said = [*said, Message("user", question(fitted.text)), end.message]
+        if not (raw or no_log):
+            with suppress(KeyboardInterrupt):  # the answer is out
+                recorder.keep(said, system, engine.info.reference, about=request)
+    if json:
+        write_json(end, form, engine.info.name, fitted.dropped_tokens, recorder.id)
     if not quiet:
-        _report(end, engine.info, usage, which if extract or extract_last else None)
+        report(end, form, engine.info, usage, which if extract or extract_last else None)
+    if interactive:
+        return converse(
+            Start(located, engine, settings, choose, system, said, [], None if no_log else recorder, view)
+        )
+    recorder.close()
     if end.reason not in ("timeout", "interrupted"):  # these want an end at once
         with suppress(KeyboardInterrupt):  # the answer is out: only the cache loses something
             engine.keep()
-    return EXIT_CODES[end.reason]
+    return exit_code(end, form)
 
 
 def _fit(
     engine: "Engine",
     system: str,
+    said: Sequence[Message],
     attached: str,
     question: Callable[[str], str],
     raw: bool,
@@ -147,7 +182,7 @@ def _fit(
     drop: "Part | None",
     cancel: Cancel,
 ) -> "Fitted":
-    """The prompt, with as much of the attached text as there is room for."""
+    """The prompt, with the attached text first: it is what costs to read, and questions about it can share it."""
     from localllm.session.overflow import fit
 
     def encode(text: str) -> Prompt:
@@ -155,37 +190,17 @@ def _fit(
         if raw:
             return engine.encode_raw("\n\n".join(part for part in (system, asked) if part), cancel)
         messages = [Message("system", system)] if system else []
-        return engine.encode([*messages, Message("user", asked)], cancel)
+        return engine.encode([*messages, *said, Message("user", asked)], cancel)
 
     n_ctx = engine.info.n_ctx
     room = n_ctx // 4
-    return fit(attached, encode, n_ctx, min(sampling.max_tokens or room, room), drop)
-
-
-def _answer(
-    engine: "Engine",
-    fitted: "Fitted",
-    sampling: Sampling,
-    cancel: Cancel,
-    view: "View",
-    as_json: bool,
-    extract: "Which | None",
-) -> TurnEnd:
-    from localllm.session.extract import code_block
-    from localllm.terminal import render
-
-    if not (as_json or extract):  # reasoning that its model forgot to mark must not reach a pipe
-        return render.show(engine.reply(fitted.prompt, sampling, cancel, hold_unopened=not view.reasoning), view)
-    end = render.collect(engine.reply(fitted.prompt, sampling, cancel), view)
-    block = code_block(end.message.text, extract) if extract else None
-    code = block.code if block else None
-    if as_json:
-        found = render.as_json(end, engine.info.name, fitted.dropped_tokens)
-        text = render.dumps(found | {"extracted": code} if extract else found)
-    else:
-        text = end.message.text if code is None else code
-    render.put(text, view)
-    return end
+    try:
+        return fit(attached, encode, n_ctx, min(sampling.max_tokens or room, room), drop)
+    except PromptTooLong as error:
+        if not said:
+            raise
+        hint = f"{error.hint}; chat -c makes room in a conversation, and without -c a new one begins"
+        raise PromptTooLong(error.message, hint) from None
 
 
 def _notes(fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool, has_wrong_bytes: bool) -> Iterator[str]:
@@ -200,25 +215,16 @@ def _notes(fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool, has_w
         yield f"{NO_TEMPLATE} (--raw continues your text as it is)"
 
 
-def _report(end: TurnEnd, info: ModelInfo, usage: bool, extract: "Which | None") -> None:
-    """What must be said, and with ``-u`` what can be said, on stderr."""
-    from localllm.session.extract import code_block
-    from localllm.terminal import render
-
-    if cut := render.ending(end):
-        _tell(cut)
-    block = code_block(end.message.text, extract) if extract else None
-    if extract and end.message.text and not block:
-        _tell("the answer has no code block, so all of it is given")
-    if block and not block.closed:
-        _tell("the code block has no end: the answer may be cut")
-    if usage:
-        _tell(render.stats_line(end, info.n_ctx))
-        _tell(render.model_line(info, end.stats))
-
-
-def _tell(line: str) -> None:
-    print(f"localllm: {one_line(line)}", file=sys.stderr)
+def _check_together(
+    raw: bool, interactive: bool, goes_on: bool, json: bool, which: "Which | None", constraint: Constraint | None
+) -> None:
+    """Raise UsageError for options that make no sense together."""
+    if raw and goes_on:
+        raise UsageError("--raw knows no conversation to go on with", "leave out --raw, or -c and --cid")
+    if interactive and (raw or json or which or constraint):
+        raise UsageError("-i shows answers to a person", "leave out --raw, --json, -x, --xl, --schema and --choice")
+    if constraint and which:
+        raise UsageError("-x and --xl look for code, --schema and --choice have none", "leave one of them out")
 
 
 def _which(first: bool | None, last: bool, by_template: "Which | None") -> "Which | None":
@@ -228,3 +234,7 @@ def _which(first: bool | None, last: bool, by_template: "Which | None") -> "Whic
     if first is None and not last:
         return by_template
     return "last" if last else "first" if first else None
+
+
+def _nothing(_: str) -> None:
+    pass

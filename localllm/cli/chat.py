@@ -1,19 +1,13 @@
 """``localllm chat``: a conversation in the terminal."""
 
 from functools import partial
-from typing import TYPE_CHECKING
 
-from localllm.cancel import Cancel
-from localllm.cli import options
+from localllm.cli import going_on, options
+from localllm.cli.conversing import Start, converse, find, load
 from localllm.cli.first_run import choose_default
-from localllm.cli.signals import cancelling, leave_on_signals
 from localllm.errors import UsageError
 from localllm.terminal.safe import readable
 from localllm.values import Sampling
-
-if TYPE_CHECKING:
-    from localllm.engine.engine import Engine
-    from localllm.here import Bound
 
 
 def chat(
@@ -29,6 +23,9 @@ def chat(
     stop: options.Stop = None,
     hide_reasoning: options.HideReasoning = False,
     markdown: options.Markdown = True,
+    continue_: options.Continue = False,
+    cid: options.Cid = None,
+    no_log: options.NoLog = False,
     ctx_size: options.CtxSize = None,
     kv: options.Kv = "f16",
     gpu_layers: options.GpuLayers = None,
@@ -52,54 +49,24 @@ def chat(
     choose(Sampling())
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
 
-    from localllm.terminal.repl import Repl, history_path, is_terminal, keys_unseen, line_settings_kept
+    from localllm.terminal.repl import is_terminal
 
     if not is_terminal():
         raise UsageError("chat needs a terminal", 'in pipes and scripts use: localllm ask "…"')
+    before = going_on.resumed(continue_, cid)
+    model = going_on.model_for(before, model if options.given("model") else None) or model
+    if before and not options.given("system"):
+        system = before.summary.system
 
-    from localllm.app import Located, locate, model_names, open_engine
-    from localllm.config import data_dir
-    from localllm.session.chat import Chat
-    from localllm.terminal.progress import download_progress
+    from localllm.terminal.history_view import recap
     from localllm.terminal.render import View
 
-    def find(reference: str | None) -> Located:
-        cancel = Cancel()
-        with cancelling(cancel), keys_unseen(), download_progress() as on_download:
-            located = locate(reference, on_download, cancel)
-        cancel.check()
-        return located
-
-    def load(located: Located) -> "Engine":
-        cancel = Cancel()
-        with cancelling(cancel), keys_unseen():
-            engine = open_engine(located, settings, cancel=cancel)
-        if cancel():  # it came when all was loaded
-            engine.close()
-        cancel.check()
-        return engine
-
     choose_default(model)
-    current = find(model)
-    conversation = Chat(load(current), lambda engine: choose(engine.sampling), readable(system))
-
-    def switch(reference: str) -> None:
-        nonlocal current
-        wanted = find(reference)  # a wrong name or a bad file changes nothing
-        conversation.switch(lambda: load(wanted), lambda: load(current))
-        current = wanted
-
-    def measured() -> "Bound":
-        from localllm.here import bound
-
-        return bound(current.model, conversation.engine.info)
-
-    try:
-        leave_on_signals()
-        view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown)
-        view.load_ahead()  # while the first question is typed
-        with line_settings_kept():
-            history = history_path(data_dir())
-            return Repl(conversation, view, switch, measured, cancelling, history, model_names).run()
-    finally:
-        conversation.engine.close()
+    located = find(model)
+    engine = load(located, settings)
+    notices = recap(before) if before else []
+    recorder = None if no_log else going_on.recorder(before, notices.append)
+    said = engine.believed(before.messages) if before else ()
+    view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown)
+    view.load_ahead()  # while the first question is typed
+    return converse(Start(located, engine, settings, choose, readable(system), said, notices, recorder, view))

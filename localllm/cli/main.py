@@ -13,7 +13,21 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from localllm.cli import ask, cache, ceiling, chat, completion, config, doctor, help, models, plots, show, template
+from localllm.cli import (
+    ask,
+    cache,
+    ceiling,
+    chat,
+    completion,
+    config,
+    doctor,
+    help,
+    history,
+    models,
+    plots,
+    show,
+    template,
+)
 from localllm.cli.options import SettingsCommand
 from localllm.cli.signals import interrupt_on_signals
 from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError, OutOfMemory, UsageError
@@ -59,6 +73,7 @@ app.command("rm")(models.rm)
 app.command("ceiling", cls=plots.PlotCommand)(ceiling.ceiling)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cache.app)
+app.add_typer(history.app)
 app.add_typer(config.app)
 app.add_typer(template.app)
 app.command("completion")(completion.completion)

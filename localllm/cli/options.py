@@ -70,6 +70,14 @@ Cache = Annotated[
     bool,
     typer.Option("--cache/--no-cache", help=help_of("cache"), show_default=False),
 ]
+Continue = Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")]
+Cid = Annotated[
+    str | None,
+    typer.Option(
+        "--cid", metavar="ID", help="Go on with this conversation, of `localllm history`; its beginning is enough."
+    ),
+]
+NoLog = Annotated[bool, typer.Option("--no-log", "-n", help="Keep no transcript.")]
 HideReasoning = Annotated[
     bool, typer.Option("--hide-reasoning/--show-reasoning", "-R", help=help_of("hide_reasoning"), show_default=False)
 ]
@@ -78,6 +86,11 @@ Usage = Annotated[
     bool, typer.Option("--usage/--no-usage", "-u", "--verbose", "-v", help=help_of("usage"), show_default=False)
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
+
+
+def given(name: str) -> bool:
+    """Whether the command line gives this option itself: no setting and no default stands for it."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def sampling_from(defaults: Sampling, **chosen: float | list[str] | None) -> Sampling:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
-from click.core import ParameterSource
 
 from localllm.cli.models import Json, table
+from localllm.cli.options import given
 from localllm.errors import UsageError
 from localllm.terminal.safe import one_line, readable, safe
 
@@ -74,11 +74,9 @@ def filled_template(name: str | None, pairs: Sequence[Sequence[str]]) -> "Filled
             raise UsageError("-p sets a parameter of a template, and there is none", "name one: -t NAME")
         return templates.Template().filled({})
     filled = templates.load(name).filled({readable(key): readable(value) for key, value in pairs})
-    context = click.get_current_context()
-    given = [key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE]
     template = filled.template
-    left = {key: value for key, value in template.settings.items() if key not in given}
-    system = "" if "system" in given else template.system
+    left = {key: value for key, value in template.settings.items() if not given(key)}
+    system = "" if given("system") else template.system
     return dataclasses.replace(filled, template=dataclasses.replace(template, settings=left, system=system))
 
 

@@ -10,7 +10,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -81,6 +81,16 @@ class Engine:
     def encode_raw(self, text: str, cancel: Cancel | None = None) -> Prompt:
         """Tokenise text as it is, without a chat template."""
         return self._encoder.encode_raw(text, cancel or Cancel())
+
+    def believed(self, messages: Iterable[Message]) -> list[Message]:
+        """Messages from elsewhere, with only those token ids that spell their text in this model's vocabulary."""
+        n_tokens = self._decoder.vocab.n_tokens
+
+        def spelled(message: Message) -> bool:
+            known = all(0 <= id < n_tokens for id in message.token_ids)
+            return known and b"".join(map(self._piece, message.token_ids)) == message.text.encode("utf-8", "replace")
+
+        return [m if not m.token_ids or spelled(m) else dataclasses.replace(m, token_ids=()) for m in messages]
 
     def reply(
         self,

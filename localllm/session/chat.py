@@ -17,7 +17,10 @@ _ASKED = "What have we talked about so far?"
 class Chat:
     """One conversation with one engine. Both may be changed between turns.
 
-    ``record`` is called with the chat after each change of what was said, so that somebody may keep it.
+    ``record`` is called with the chat after each change of what was said, so that somebody may keep it. ``beginnings``
+    counts how often all was put aside: what is said from then on is another conversation.
+
+    Turns that no longer fit into the context can be forgotten: they stay in ``said``, and the model is not given them.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Chat:
     ) -> None:
         self.engine = engine
         self.sampling = choose_sampling(engine)
+        self.beginnings = 0
         self.stats: list[TurnStats] = []  # of this process's turns, one after another
         self._system = system
         self._choose_sampling = choose_sampling
@@ -52,7 +56,11 @@ class Chat:
     @property
     def messages(self) -> list[Message]:
         """What the model sees: the system prompt, if there is one, and what was said and is not forgotten."""
-        return self._seen(len(self._said))
+        return self.without(0)
+
+    def without(self, turns: int) -> list[Message]:
+        """What the model would see without so many more of the oldest turns."""
+        return self._seen(self._forgotten + 2 * turns, len(self._said))
 
     @property
     def said(self) -> tuple[Message, ...]:
@@ -65,6 +73,11 @@ class Chat:
         return tuple(self._said[self._forgotten :])
 
     @property
+    def given(self) -> tuple[Message, ...]:
+        """What the model is given of them: a summary of the oldest, if there is one, and the others."""
+        return (*self._summary, *self.remembered)
+
+    @property
     def forgotten_turns(self) -> int:
         """How many of the oldest questions, with their answers, the model is not given any more."""
         return self._forgotten // 2
@@ -75,8 +88,8 @@ class Chat:
         return self.stats[-1] if self.stats else None
 
     def clear(self) -> None:
-        """Forget what was said; the system prompt stays."""
-        self._change([])
+        """Begin anew, without what was said; the system prompt stays."""
+        self.replace([])
 
     def undo(self) -> Message:
         """Take the last question and its answer back; returns the question. Raises UsageError where there is none."""
@@ -90,14 +103,14 @@ class Chat:
         They stay in ``said``.
         """
         self._forgotten = min(self._forgotten + 2 * turns, len(self._said))
-        self._summary = (Message("user", _ASKED), Message("assistant", summary)) if summary else ()
-
-    def remember(self) -> None:
-        """Give the model all that was said."""
-        self._forgotten, self._summary = 0, ()
+        if summary:
+            self._summary = (Message("user", _ASKED), Message("assistant", summary))
+        self._record(self)
 
     def replace(self, messages: Sequence[Message]) -> None:
-        """Put other questions and answers in the place of all that was said."""
+        """Begin anew with these questions and answers."""
+        self.beginnings += 1
+        self._forgotten, self._summary = 0, ()
         self._change(list(messages))
 
     def switch(self, load: Callable[[], Engine], reload: Callable[[], Engine]) -> None:
@@ -154,7 +167,7 @@ class Chat:
         begun: Sequence[int] = (),
     ) -> Iterator[Event]:
         """Ask ``question`` behind the first ``kept`` messages; what stood behind them gives way to it."""
-        prompt = [*self._seen(kept), question]
+        prompt = [*self._seen(self._forgotten, kept), question]
         for event in self.engine.reply(prompt, sampling or self.sampling, cancel, hold_unopened, begun):
             if isinstance(event, TurnEnd):
                 self.stats.append(event.stats)
@@ -163,18 +176,16 @@ class Chat:
                     self._cut = event.ids if event.reason != "stop" else ()
             yield event
 
-    def _seen(self, stop: int) -> list[Message]:
+    def _seen(self, start: int, stop: int) -> list[Message]:
         system = [Message("system", self._system)] if self._system else []
-        return [*system, *self._summary, *self._said[self._forgotten : stop]]
+        return [*system, *self._summary, *self._said[start:stop]]
 
     def _last_question(self) -> Message:
-        if len(self._said) < 2:
+        if len(self.remembered) < 2:
             raise UsageError("nothing was asked yet", "")
         return self._said[-2]
 
     def _change(self, said: list[Message]) -> None:
         self._said = said
-        if len(said) < self._forgotten + 2:  # nothing would be left of what the model is given
-            self.remember()
         self._cut = ()
         self._record(self)

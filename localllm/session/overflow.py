@@ -16,11 +16,15 @@ Part = Literal["head", "tail", "middle"]
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A prompt that fits, and how many tokens of the ``total_tokens`` it would have had were dropped."""
+    """A prompt that fits, and how many tokens of the ``total_tokens`` it would have had were dropped.
+
+    ``text`` is what it holds of the attached text.
+    """
 
     prompt: Prompt
     total_tokens: int
     dropped_tokens: int
+    text: str
 
 
 def fit(text: str, encode: Callable[[str], Prompt], n_ctx: int, answer_tokens: int, drop: Part | None) -> Fitted:
@@ -32,7 +36,7 @@ def fit(text: str, encode: Callable[[str], Prompt], n_ctx: int, answer_tokens: i
     prompt = encode(text)
     total, encode_s = len(prompt.ids), prompt.encode_s
     if total < n_ctx:
-        return Fitted(prompt, total, 0)
+        return Fitted(prompt, total, 0, text)
     if drop is None:
         raise PromptTooLong(
             f"the prompt has {total:,} tokens, the context holds {n_ctx:,}",
@@ -45,13 +49,14 @@ def fit(text: str, encode: Callable[[str], Prompt], n_ctx: int, answer_tokens: i
             f"even without the attached text the prompt has {fixed:,} tokens; the context holds {n_ctx:,}",
             "shorten the instruction or the system prompt, or choose a larger --ctx-size",
         )
-    kept_chars = len(text)
+    kept, kept_chars = text, len(text)
     while len(prompt.ids) > limit:
         share = (limit - fixed) / max(1, len(prompt.ids) - fixed)
         kept_chars = min(kept_chars - 1, int(kept_chars * share))  # always shrinks, so it ends
-        prompt = encode(_without(text, kept_chars, drop))
+        kept = _without(text, kept_chars, drop)
+        prompt = encode(kept)
         encode_s += prompt.encode_s
-    return Fitted(dataclasses.replace(prompt, encode_s=encode_s), total, total - len(prompt.ids))
+    return Fitted(dataclasses.replace(prompt, encode_s=encode_s), total, total - len(prompt.ids), kept)
 
 
 def _without(text: str, kept_chars: int, drop: Part) -> str:

@@ -48,23 +48,15 @@ def make_room(chat: Chat, question: str, cancel: Cancel) -> int:
     Returns how many turns the model is no longer given; the system prompt stays. Where even the question alone does
     not fit, nothing is forgotten. Raises what ``Engine.encode`` raises.
     """
-    dropped = 0
-    while not _fits(chat, question, cancel):
-        if not chat.remembered:
-            chat.remember()
-            return 0
-        chat.forget(1)
-        dropped += 1
-    return dropped
-
-
-def _fits(chat: Chat, question: str, cancel: Cancel) -> bool:
-    prompt = chat.engine.encode([*chat.messages, Message("user", question)], cancel)
-    n_ctx = chat.engine.info.n_ctx
-    room = (
-        n_ctx // 4 if chat.remembered else 1
-    )  # a question that stands alone is not refused for the room of its answer
-    return len(prompt.ids) + room <= n_ctx
+    most = len(chat.remembered) // 2
+    for turns in range(most + 1):
+        n_ctx = chat.engine.info.n_ctx
+        room = n_ctx // 4 if turns < most else 1  # a question that stands alone may leave less for its answer
+        if len(chat.engine.encode([*chat.without(turns), Message("user", question)], cancel).ids) + room <= n_ctx:
+            if turns:
+                chat.forget(turns)
+            return turns
+    return 0
 
 
 def summarise(chat: Chat, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:

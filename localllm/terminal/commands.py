@@ -96,7 +96,7 @@ def _exit(_: Context, __: str) -> str:
 
 def _clear(context: Context, _: str) -> str:
     context.chat.clear()
-    return "the conversation is empty again" + (", the system prompt stays" if context.chat.system else "")
+    return "a new conversation begins" + (", the system prompt stays" if context.chat.system else "")
 
 
 def _system(context: Context, argument: str) -> str:
@@ -238,7 +238,7 @@ def _why(context: Context, _: str) -> str:
 COMMANDS = (
     Command("help", _help, "show the commands, or what one does", "[COMMAND]", ("?",), completes="command"),
     Command("exit", _exit, "leave", aliases=("bye", "quit")),
-    Command("clear", _clear, "forget the conversation; the system prompt stays"),
+    Command("clear", _clear, "begin a new conversation; the system prompt stays"),
     Command("regen", _regen, "answer the last question anew"),
     Command("undo", _undo, "take the last question and its answer back"),
     Command("edit", _edit, "change the last question and ask it again"),

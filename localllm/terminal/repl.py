@@ -42,7 +42,8 @@ class Repl:
     """One conversation in this terminal.
 
     ``switch_model`` loads another model into the chat; ``measure`` tells what memory allows the present one;
-    ``cancelling`` makes a Cancel react to signals; ``models`` are names to complete.
+    ``cancelling`` makes a Cancel react to signals; ``models`` are names to complete; ``notices`` are what others have to
+    tell the user: each is said once, and taken away.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Repl:
         cancelling: Cancelling,
         history_file: Path | None,
         models: Callable[[], Sequence[str]] = tuple,
+        notices: list[str] | None = None,
     ) -> None:
         self._chat = chat
         self._view = view
@@ -63,6 +65,7 @@ class Repl:
         self._when_full: WhenFull | None = None
         self._told_full = False
         self._editing: str | None = None  # the text of a question that is being changed
+        self._notices = [] if notices is None else notices
         self._prompt = keys.new_prompt(history_file, self._say, models, self._toolbar)
 
     def run(self) -> int:
@@ -72,6 +75,8 @@ class Repl:
         if not info.chat_template:
             self._say(render.NO_TEMPLATE)
         while True:
+            while self._notices:
+                self._say(self._notices.pop(0))
             try:
                 line = self._read()
             except KeyboardInterrupt:  # takes back what was typed; where nothing was, somebody wants to leave

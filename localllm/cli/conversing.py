@@ -1,0 +1,118 @@
+"""A conversation in the terminal, however it begins: loading models for it, keeping it, leaving it."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localllm.cancel import Cancel
+from localllm.cli.signals import cancelling, leave_on_signals
+from localllm.config import Settings, data_dir
+from localllm.errors import UsageError
+from localllm.values import Message, Sampling
+
+if TYPE_CHECKING:
+    from localllm.app import Located
+    from localllm.engine.engine import Engine
+    from localllm.here import Bound
+    from localllm.session.recording import Recorder
+    from localllm.terminal.render import View
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a conversation begins with. ``choose`` puts what the user chose over a model's own sampling.
+
+    ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user.
+    """
+
+    located: "Located"
+    engine: "Engine"
+    settings: Settings
+    choose: Callable[[Sampling], Sampling]
+    system: str
+    said: Sequence[Message]
+    notices: list[str]
+    recorder: "Recorder | None"
+    view: "View"
+
+
+def find(reference: str | None) -> "Located":
+    """Locate a model, fetching it where it is missing. Raises what ``app.locate`` raises."""
+    from localllm.app import locate
+    from localllm.terminal.progress import download_progress
+    from localllm.terminal.repl import keys_unseen
+
+    cancel = Cancel()
+    with cancelling(cancel), keys_unseen(), download_progress() as on_download:
+        located = locate(reference, on_download, cancel)
+    cancel.check()
+    return located
+
+
+def load(located: "Located", settings: Settings) -> "Engine":
+    """Load a model. Raises what ``app.open_engine`` raises."""
+    from localllm.app import open_engine
+    from localllm.terminal.repl import keys_unseen
+
+    cancel = Cancel()
+    with cancelling(cancel), keys_unseen():
+        engine = open_engine(located, settings, cancel=cancel)
+    if cancel():  # it came when all was loaded
+        engine.close()
+    cancel.check()
+    return engine
+
+
+def converse(start: Start) -> int:
+    """Talk until the user leaves; returns the exit code. Frees the model."""
+    from localllm.app import model_names
+    from localllm.session.chat import Chat
+    from localllm.terminal.repl import Repl, history_path, line_settings_kept
+
+    current, settings = start.located, start.settings
+    chat = Chat(
+        start.engine,
+        lambda engine: start.choose(engine.sampling),
+        start.system,
+        start.said,
+        start.recorder or (lambda _: None),
+    )
+
+    def switch(reference: str) -> None:
+        nonlocal current
+        wanted = find(reference)  # a wrong name or a bad file changes nothing
+        chat.switch(lambda: load(wanted, settings), lambda: load(current, settings))
+        current = wanted
+
+    def measured() -> "Bound":
+        from localllm.here import bound
+
+        return bound(current.model, chat.engine.info)
+
+    try:
+        leave_on_signals()
+        with line_settings_kept():
+            history = history_path(data_dir())
+            repl = Repl(chat, start.view, switch, measured, cancelling, history, model_names, start.notices)
+            return repl.run()
+    finally:
+        if start.recorder:
+            start.recorder.close()
+        chat.engine.close()
+
+
+def use_terminal() -> None:
+    """Read keys from the terminal from now on, where stdin was a pipe or a file. Raises UsageError without one."""
+    try:
+        if not sys.stdin.isatty():
+            terminal = os.open("/dev/tty", os.O_RDWR)
+            os.dup2(terminal, 0)
+            os.close(terminal)
+            sys.stdin = open(0, encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115, PTH123  (never closed)
+        if sys.stdout.isatty():
+            return
+    except OSError:
+        pass
+    raise UsageError("-i needs a terminal to go on in", "leave it out in scripts")
