@@ -117,6 +117,13 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer has to be, as a grammar that the engine can follow; ``constraints`` makes them."""
+
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
 class TurnStats:
     """What one turn cost. Counts are tokens, times are seconds; None is "could not be measured".
 

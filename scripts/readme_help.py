@@ -17,7 +17,7 @@ from localllm.terminal.commands import help_text
 WIDTH = 100
 ANSWERS = {
     "stop": "The model finished its answer, or a --stop text was met.",
-    "length": "--max-tokens ended the answer.",
+    "length": "--max-tokens ended the answer (exit code 5 with --schema and --choice: it is not whole).",
     "context": "The context was full before the answer was finished.",
     "timeout": "--timeout passed; what was written until then is the answer.",
     "interrupted": "Ctrl-C, or a signal that asks to end; what was written until then is the answer.",

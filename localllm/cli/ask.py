@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from localllm.cancel import Cancel
-from localllm.cli import options
+from localllm.cli import options, structured
 from localllm.cli.inputs import attached_text
 from localllm.cli.signals import cancelling
 from localllm.errors import EXIT_CODES, UsageError
 from localllm.terminal.safe import one_line, readable
-from localllm.values import Message, ModelInfo, Prompt, Sampling, TurnEnd
+from localllm.values import Constraint, Message, ModelInfo, Prompt, Sampling, TurnEnd
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
@@ -52,6 +52,8 @@ def ask(
         typer.Option("--on-overflow", help="Part of the piped text and files to drop if the prompt is too long."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
+    schema: structured.Schema = None,
+    choice: structured.Choice = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: answer, stats, how it ended.")] = False,
     usage: options.Usage = False,
     hide_reasoning: options.HideReasoning = False,
@@ -86,7 +88,9 @@ def ask(
     choose(Sampling())  # wrong values are told before anything is loaded
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, no_cache)
     cancel = Cancel(_checked_timeout(timeout))
-    attached = attached_text(file or (), cancel, _tell if sys.stderr.isatty() and not quiet else lambda _: None)
+    waiting = _tell if sys.stderr.isatty() and not quiet else lambda _: None
+    constraint = structured.constraint_from(schema, choice, stop, cancel, waiting)
+    attached = attached_text(file or (), cancel, waiting)
     request, system = readable(" ".join(words or ())), readable(system)
     if not (attached.strip() or request.strip()):
         raise UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')
@@ -104,13 +108,13 @@ def ask(
         has_wrong_bytes = any("\ufffd" in text for text in (system, attached, request))
         for note in _notes(fitted, on_overflow, engine.info, raw, has_wrong_bytes) if not quiet else ():
             _tell(note)
-        end = _answer(engine, fitted, sampling, cancel, view, json)
+        end = _answer(engine, fitted, sampling, cancel, view, json, constraint)
     if not quiet:
-        _report(end, engine.info, usage)
+        _report(end, engine.info, usage, constraint)
     if end.reason not in ("timeout", "interrupted"):  # these want an end at once
         with suppress(KeyboardInterrupt):  # the answer is out: only the cache loses something
             engine.keep()
-    return EXIT_CODES[end.reason]
+    return structured.exit_code(end) if constraint else EXIT_CODES[end.reason]
 
 
 def _fit(
@@ -139,13 +143,22 @@ def _fit(
 
 
 def _answer(
-    engine: "Engine", fitted: "Fitted", sampling: Sampling, cancel: Cancel, view: "View", as_json: bool
+    engine: "Engine",
+    fitted: "Fitted",
+    sampling: Sampling,
+    cancel: Cancel,
+    view: "View",
+    as_json: bool,
+    constraint: Constraint | None,
 ) -> TurnEnd:
     from localllm.terminal import render
 
-    if not as_json:  # reasoning that its model forgot to mark must not reach a pipe
-        return render.show(engine.reply(fitted.prompt, sampling, cancel, hold_unopened=not view.reasoning), view)
-    end = render.collect(engine.reply(fitted.prompt, sampling, cancel), view)
+    # Reasoning that its model forgot to mark must not reach a pipe.
+    hold = not (as_json or view.reasoning)
+    events = engine.reply(fitted.prompt, sampling, cancel, hold_unopened=hold, constraint=constraint)
+    if not as_json:
+        return structured.write(events, view) if constraint else render.show(events, view)
+    end = render.collect(events, view)
     view.out.write(render.dumps(render.as_json(end, engine.info.name, fitted.dropped_tokens)) + "\n")
     view.out.flush()
     return end
@@ -163,12 +176,14 @@ def _notes(fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool, has_w
         yield f"{NO_TEMPLATE} (--raw continues your text as it is)"
 
 
-def _report(end: TurnEnd, info: ModelInfo, usage: bool) -> None:
+def _report(end: TurnEnd, info: ModelInfo, usage: bool, constraint: Constraint | None) -> None:
     """What must be said, and with ``-u`` what can be said, on stderr."""
     from localllm.terminal import render
 
     if cut := render.ending(end):
         _tell(cut)
+    elif constraint and end.reason == "length":
+        _tell("--max-tokens came before the end: the answer is cut")
     if usage:
         _tell(render.stats_line(end, info.n_ctx))
         _tell(render.model_line(info, end.stats))
