@@ -5,6 +5,7 @@ loaded. Knows JSON and how to write a grammar; not how one is followed.
 """
 
 import json
+import time
 from collections.abc import Sequence
 
 from localllm.engine import grammar
@@ -16,7 +17,7 @@ from localllm.values import Constraint
 # Between the parts of a value a model may write a space, or a line break and an indentation, but not go on with them.
 _LAYOUT: dict[str, Json] = {"whitespace_pattern": r"[ ]|\n[ \t]{0,32}"}
 _MAX_CHOICES, _MAX_CHOICE_CHARS = 1000, 1000
-_MOST_TRIED = 500  # parts, to find the one that is at fault
+_SEARCH_S = 2.0  # for the part that is at fault
 _TAGS = (*(opening for opening, _ in REASONING_TAGS), *FRAMING)
 
 
@@ -28,7 +29,7 @@ def json_schema(schema: str | dict[str, Json] | bool) -> Constraint:
     checked = normalised(schema if isinstance(schema, str) else json.dumps(schema))
     text = _grammar(checked, checked.whole)
     if reason := grammar.problem(text):
-        at = _at_fault(checked, reason)
+        at = _at_fault(checked, reason, time.monotonic() + _SEARCH_S)
         raise UsageError(
             f"the schema at {at}: {_in_words(reason)}", "change it: the answer cannot be held to it as it is"
         )
@@ -58,11 +59,13 @@ def _grammar(schema: Schema, part: Json) -> str:
     return grammar.grammar(f"%json {json.dumps(part, ensure_ascii=False)}")
 
 
-def _at_fault(schema: Schema, reason: str) -> str:
-    """The pointer to the innermost part that fails for the same reason by itself."""
+def _at_fault(schema: Schema, reason: str, deadline_s: float) -> str:
+    """The pointer to the innermost part that fails for the same reason by itself; to the whole if that takes long."""
     wanted = _in_words(reason)
     innermost = sorted(schema.parts, key=lambda pointer: pointer.count("/"), reverse=True)
-    for pointer in innermost[:_MOST_TRIED]:
+    for pointer in innermost:
+        if time.monotonic() > deadline_s:
+            break
         failed = grammar.problem(_grammar(schema, schema.parts[pointer]))
         if failed and _in_words(failed) == wanted:
             return pointer
@@ -74,6 +77,8 @@ def _in_words(reason: str) -> str:
     line = reason.split("failed to compile JSON schema: ", 1)[-1].split("\n   1 | ", 1)[0]
     if line.startswith("oneOf"):
         return "'oneOf' is supported only where its schemas plainly exclude each other; 'anyOf' may do"
+    if "recursion limit" in line:
+        return "it is nested too deeply"
     if "regex parse error" in line:
         return f"its pattern is not supported: {line.rsplit('error: ', 1)[-1]}"
     return " ".join(line.split())[:300]

@@ -7,6 +7,7 @@ plainly, so that whatever enforces it has nothing to ignore. Pure; knows no gram
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import NoReturn, TypeAlias
@@ -17,11 +18,21 @@ from localllm.errors import UsageError
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
 MAX_CHARS = 2**20  # of a schema
-MAX_DEPTH = 200  # schemas within schemas, references followed; what compiles them recurses
+MAX_DEPTH = 150  # schemas within schemas, references followed; what compiles them recurses
 _MAX_PARTS = 20_000  # schemas in all
 _MAX_COUNT = 2**31 - 1
 _MAX_INTEGER = 2**53  # beyond it, numbers in JSON are not exact
-_MAX_DIGITS = 4  # of multipleOf: what follows it needs so many states, to the power of ten
+_MAX_DIGITS, _MAX_DECIMALS = 15, 15  # of a number: these are exact, whoever reads them
+_MAX_FACTOR_DIGITS = 4  # of multipleOf: what follows it needs up to so many states, to the power of ten
+_MOST_MULTIPLIED = 2**32  # what follows multiples computes with so many bits
+_NAME_DEPTH = 20  # characters of a name that are looked at to tell it from others
+_FINEST = 9  # decimals of the step that keeps a number away from an exclusive bound
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ESCAPE = r"\\(?:x\{[^}]*\}|x..|u\{[^}]*\}|u....|[pP]\{[^}]*\}|[cpP].|.)"
+_PIECE = re.compile(rf"{_ESCAPE}|\[(?:{_ESCAPE}|[^\]\\])*\]?", re.DOTALL)  # of a pattern: an escape, a class
+_SET_SYNTAX = re.compile(r"\[|&&|--|~~")  # within a class it has another meaning than in ECMAScript
+_CONTROL_ESCAPE = re.compile(r"\\(?:c|0|[xu]\{?0*[01]?[0-9a-fA-F]\}?$)")
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -68,6 +79,7 @@ class Schema:
 
     def __init__(self, root: Json) -> None:
         self._root = root
+        self.factors: set[Decimal] = set()  # of all multipleOf
         self._names: dict[str, str] = {}  # of definitions, by their pointers
         self.definitions: dict[str, Json] = {}
         self.parts: dict[str, Json] = {}
@@ -82,11 +94,12 @@ class Schema:
             self.parts[at] = node
         elif isinstance(node, dict):
             self._check_keywords(node, at)
-            self.parts[at] = {
-                name: _KEYWORDS[name](self, value, f"{at}/{_escaped(name)}", depth + 1)
-                for name, value in node.items()
-                if name in _KEYWORDS
+            part = {
+                name: read(self, node[name], f"{at}/{_escaped(name)}", depth + 1)
+                for name, read in _KEYWORDS.items()
+                if name in node
             }
+            self.parts[at] = _with_named_properties(_with_closed_bounds(_with_new_items(part)))
         else:
             _refuse(at, f"{_brief(node)} is no schema", "a schema is an object, true or false")
         return self.parts[at]
@@ -114,7 +127,13 @@ class Schema:
     def _named(self, value: Json, at: str, depth: int) -> Json:
         if not isinstance(value, dict):
             _refuse(at, "this has to be an object that holds schemas")
+        for name in value:
+            _check_name(name, at)
         return {name: self._schema(item, f"{at}/{_escaped(name)}", depth) for name, item in value.items()}
+
+    def _by_pattern(self, value: Json, at: str, depth: int) -> Json:
+        named = self._named(value, at, depth)
+        return {_portable(name, at): item for name, item in named.items()} if isinstance(named, dict) else named
 
     def _items(self, value: Json, at: str, depth: int) -> Json:
         return self._schemas(value, at, depth) if isinstance(value, list) else self._schema(value, at, depth)
@@ -160,10 +179,74 @@ def _is_number(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _check_name(name: Json, at: str) -> None:
+    """Control characters can be written in two ways, so such names are not told from others for certain."""
+    if not isinstance(name, str) or _CONTROL.search(name):
+        _refuse(at, f"the name {_brief(name)} has control characters", "leave them out")
+
+
 def _number(_: Schema, value: Json, at: str, _depth: int) -> Json:
     if not _is_number(value):
         _refuse(at, f"{_brief(value)} is no number")
     return _literal(_, value, at, _depth)
+
+
+def _with_new_items(part: dict[str, Json]) -> dict[str, Json]:
+    """The same with arrays described as since draft 2020-12, whatever the draft."""
+    rest = part.pop("additionalItems", True)
+    return part | {"prefixItems": part["items"], "items": rest} if isinstance(part.get("items"), list) else part
+
+
+def _with_closed_bounds(part: dict[str, Json]) -> dict[str, Json]:
+    """The same with bounds that belong to the range, a small step inside of those which do not.
+
+    What lies closer to an exclusive bound could be read as the bound itself, since readers round to a binary number.
+    """
+    closed = {name: value for name, value in part.items() if not name.startswith("exclusive")}
+    for name, opened, sign, tighter in (
+        ("minimum", "exclusiveMinimum", 1, max),
+        ("maximum", "exclusiveMaximum", -1, min),
+    ):
+        bound, given = part.get(opened), part.get(name)
+        if bound is True:  # draft 4
+            bound, given = given, None
+        if isinstance(bound, int | float) and not isinstance(bound, bool):
+            exact = Decimal(str(bound))
+            decimals = min(_FINEST, _MAX_DIGITS - max(0, exact.adjusted() + 1))
+            inside = exact + sign * Decimal(1).scaleb(-max(0, decimals))
+            closed[name] = float(inside if given is None else tighter(inside, Decimal(str(given))))
+    return closed
+
+
+def _with_named_properties(part: dict[str, Json]) -> dict[str, Json]:
+    """The same with properties that the schema does not name among ``patternProperties``, or without them.
+
+    As additional properties llguidance lets them be written with escapes, and so be names that are named after all.
+    """
+    named, required, patterns = (part.get(key) for key in ("properties", "required", "patternProperties"))
+    others = part.get("additionalProperties", True)
+    if others is False or not (named or required or patterns):
+        return part
+    if not patterns:
+        names = list(named) if isinstance(named, dict) else []
+        patterns = {"": True} if others in (True, {}) else {f"^{_other_than(names)}$": others}
+    objects: dict[str, Json] = {"patternProperties": patterns, "additionalProperties": False}
+    return (
+        ({"properties": named} if named else {})
+        | objects
+        | {k: v for k, v in part.items() if k not in (*objects, "properties")}
+    )
+
+
+def _other_than(names: Sequence[str], depth: int = 0) -> str:
+    """A pattern for texts other than ``names``: for all of them, unless they have a long beginning in common."""
+    rests: dict[str, list[str]] = {}
+    for name in filter(None, names):
+        rests.setdefault(f"\\x{{{ord(name[0]):x}}}", []).append(name[1:])
+    options = [f"[^{''.join(rests)}\\x00-\\x1f][^\\x00-\\x1f]*"]
+    if depth < _NAME_DEPTH:
+        options += [first + _other_than(more, depth + 1) for first, more in rests.items()]
+    return f"(?:{'|'.join(options)})" + ("" if "" in names else "?")
 
 
 def _exclusive(schema: Schema, value: Json, at: str, depth: int) -> Json:
@@ -175,18 +258,48 @@ def _multiple(schema: Schema, value: Json, at: str, depth: int) -> Json:
     number = Decimal(str(_number(schema, value, at, depth)))
     if number <= 0:
         _refuse(at, f"{_brief(value)} is not above 0")
+    schema.factors.add(number)
+    scale = max(-min(0, int(factor.normalize().as_tuple().exponent)) for factor in schema.factors)
+    scaled = [int(factor.scaleb(scale)) for factor in schema.factors]
+    if math.lcm(*scaled) * max(scaled) > _MOST_MULTIPLIED:
+        _refuse(at, "this and others in the schema are too large together", "use fewer and smaller ones")
     _, digits, exponent = number.normalize().as_tuple()
-    if not isinstance(exponent, int) or len(digits) > _MAX_DIGITS or not -_MAX_DIGITS <= exponent <= _MAX_DIGITS:
-        _refuse(at, f"{_brief(value)} has too many digits", f"use at most {_MAX_DIGITS}")
+    if not isinstance(exponent, int) or len(digits) - min(0, exponent) > _MAX_FACTOR_DIGITS + 1:
+        _refuse(at, f"{_brief(value)} has too many digits", f"use at most {_MAX_FACTOR_DIGITS}")
     return value
 
 
 def _count(_: Schema, value: Json, at: str, _depth: int) -> Json:
-    if not (isinstance(value, int | float) and _is_number(value) and value == int(value) and value >= 0):
+    if not (isinstance(value, int | float) and _is_number(value) and value >= 0 and value % 1 == 0):
         _refuse(at, f"{_brief(value)} is not a whole number from 0 on")
     if value > _MAX_COUNT:
         _refuse(at, f"{_brief(value)} is too large", f"use at most {_MAX_COUNT:,}")
     return int(value)
+
+
+def _pattern(schema: Schema, value: Json, at: str, depth: int) -> Json:
+    return _portable(str(_text(schema, value, at, depth)), at)
+
+
+def _portable(pattern: str, at: str) -> str:
+    """A pattern that means the same to llguidance as to ECMAScript, but for one control character.
+
+    A class of characters with all control characters in it is taken by llguidance to hold the quote and the backslash
+    too. So every class does without one of them.
+    """
+
+    def ported(found: re.Match[str]) -> str:
+        piece = found[0]
+        body = piece[1:-1].removeprefix("^") if piece[0] == "[" else ""
+        if piece[0] == "[" and (not body or piece[-1] != "]" or _SET_SYNTAX.search(re.sub(_ESCAPE, "", body))):
+            _refuse(at, f"the class {_brief(piece)} in the pattern is not supported", "escape the brackets in it")
+        if _CONTROL_ESCAPE.match(piece):
+            _refuse(at, f"{_brief(piece)} in the pattern is not supported", "leave control characters out")
+        return f"[{piece}--\\x01]" if piece[0] == "[" or piece[1] in "pP" else piece
+
+    if re.search("[\\x00-\\x08\\x0b-\\x1f]", pattern):
+        _refuse(at, "the pattern holds control characters", "leave them out")
+    return _PIECE.sub(ported, pattern)
 
 
 def _text(_: Schema, value: Json, at: str, _depth: int) -> Json:
@@ -198,6 +311,8 @@ def _text(_: Schema, value: Json, at: str, _depth: int) -> Json:
 def _texts(_: Schema, value: Json, at: str, _depth: int) -> Json:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         _refuse(at, "this has to be a list of names")
+    for name in value:
+        _check_name(name, at)
     return value
 
 
@@ -224,6 +339,10 @@ def _literal(schema: Schema, value: Json, at: str, depth: int) -> Json:
         return [_literal(schema, item, f"{at}/{index}", depth + 1) for index, item in enumerate(value)]
     if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) <= _MAX_INTEGER):
         _refuse(at, f"{_brief(value)} is too large to be exact in JSON", f"use at most {_MAX_INTEGER:,}")
+    if isinstance(value, float) and (
+        float(f"{value:.{_MAX_DIGITS}g}") != value or round(value, _MAX_DECIMALS) != value
+    ):
+        _refuse(at, f"{_brief(value)} has too many digits to be exact", f"use at most {_MAX_DIGITS}")
     return value
 
 
@@ -233,12 +352,14 @@ _KEYWORDS: dict[str, Callable[[Schema, Json, str, int], Json]] = {
     "const": _literal,
     "enum": _literals,
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), Schema._schemas),
-    **dict.fromkeys(("properties", "patternProperties"), Schema._named),
+    "properties": Schema._named,
+    "patternProperties": Schema._by_pattern,
     **dict.fromkeys(("additionalProperties", "additionalItems"), Schema._schema),
     "items": Schema._items,
     "required": _texts,
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _count),
-    **dict.fromkeys(("pattern", "format"), _text),
+    "pattern": _pattern,
+    "format": _text,
     **dict.fromkeys(("minimum", "maximum"), _number),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _exclusive),
     "multipleOf": _multiple,

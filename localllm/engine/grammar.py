@@ -25,10 +25,13 @@ def grammar(start: str) -> str:
 
 def problem(text: str) -> str | None:
     """Why a grammar cannot be followed, in llguidance's words; None where it can."""
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
-    failed, messages = LLMatcher.validate_grammar_with_warnings(text)
-    return str(messages[0]) if failed else None
+    matcher = LLMatcher(LLTokenizer("byte", slices=[]), text, log_level=0)
+    if matcher.is_error():
+        return str(matcher.get_error())
+    matcher.compute_bitmask()
+    return "nothing satisfies it" if matcher.is_error() else None
 
 
 class GrammarTokens:
