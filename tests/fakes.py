@@ -147,7 +147,7 @@ class FakeSampler:
             return token
         allowed = only.allowed()
         if allowed is not None and not allowed[token]:
-            token = self.draw.choice([id for id, one in enumerate(allowed) if one])
+            token = self.draw.choice([id for id in (*range(256), END) if allowed[id]])
         while not only.take(token):
             token = self.draw.randrange(256)
         return token

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from decimal import Decimal
 
 import jsonschema
 import pytest
@@ -271,6 +272,15 @@ def test_formats_are_kept_to(kind, shape):
             value = json.loads(answer)
             checker.check(value, kind)
             assert re.fullmatch(shape, value)
+
+
+def test_multiples_are_those_of_decimal_numbers():
+    """0.14 is a multiple of 0.01, though not in binary floating point."""
+    constraint = json_schema({"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 2})
+    assert accepts(constraint, "0.14") and accepts(constraint, "1.5") and not accepts(constraint, "0.145")
+    for seed in range(30):
+        if answer := written(constraint, random.Random(seed)):
+            assert Decimal(answer.decode()) % Decimal("0.01") == 0
 
 
 def test_older_drafts_mean_the_same():
