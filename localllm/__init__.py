@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from localllm.app import open_engine as open_engine
     from localllm.cancel import Cancel as Cancel
     from localllm.config import Settings as Settings
+    from localllm.constraints import json_schema as json_schema
+    from localllm.constraints import one_of as one_of
     from localllm.engine.engine import Engine as Engine
     from localllm.errors import LocalLLMError as LocalLLMError
+    from localllm.values import Constraint as Constraint
     from localllm.values import Event as Event
     from localllm.values import Message as Message
     from localllm.values import ModelInfo as ModelInfo
@@ -35,13 +38,16 @@ _MODULES = {
     "Engine": "engine.engine",
     "LocalLLMError": "errors",
     "Settings": "config",
+    "json_schema": "constraints",
+    "one_of": "constraints",
     "open_engine": "app",
-    **dict.fromkeys(("Event", "Message", "ModelInfo", "Progress", "Prompt", "Reasoning"), "values"),
+    **dict.fromkeys(("Constraint", "Event", "Message", "ModelInfo", "Progress", "Prompt", "Reasoning"), "values"),
     **dict.fromkeys(("Sampling", "Text", "TurnEnd", "TurnStats"), "values"),
 }
 
 __all__ = [
     "Cancel",
+    "Constraint",
     "Engine",
     "Event",
     "LocalLLMError",
@@ -55,6 +61,8 @@ __all__ = [
     "Text",
     "TurnEnd",
     "TurnStats",
+    "json_schema",
+    "one_of",
     "open_engine",
 ]
 

@@ -127,6 +127,13 @@ def check_range(name: str, value: float, low: float, high: float, unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer has to be, as a grammar that the engine can follow; ``constraints`` makes them."""
+
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
 class TurnStats:
     """What one turn cost. Counts are tokens, times are seconds; None is "could not be measured".
 

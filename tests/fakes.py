@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from localllm.engine.decoder import ControlToken
+from localllm.engine.decoder import ControlToken, TokenFilter
 from localllm.engine.engine import Engine
 from localllm.engine.stepper import Stepper
 from localllm.engine.template import ChatTemplate
@@ -44,6 +44,9 @@ class FakeVocabulary:
 
     def piece(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
+
+    def pieces(self) -> list[bytes]:
+        return [self.piece(id) for id in range(self.n_tokens)]
 
     def texts(self) -> list[bytes]:
         return [b"%d" % id for id in range(self.n_tokens)]
@@ -122,9 +125,9 @@ class FakeDecoder:
             del self.tokens[length if self.rewinds else 0 :]
         return len(self.tokens)
 
-    def sampler(self, sampling: Sampling, seed: int) -> "FakeSampler":
+    def sampler(self, sampling: Sampling, seed: int, only: TokenFilter | None = None) -> "FakeSampler":
         self.open_samplers += 1
-        return FakeSampler(self, sampling, random.Random(seed))
+        return FakeSampler(self, sampling, random.Random(seed), only)
 
     def close(self) -> None:
         self.tokens.clear()
@@ -135,8 +138,21 @@ class FakeSampler:
     decoder: FakeDecoder
     sampling: Sampling
     draw: random.Random
+    only: TokenFilter | None = None
 
     def sample(self, index: int = -1) -> int:
+        """What the rule says, if that is allowed; else one of those that are."""
+        token, only = self._sample(index), self.only
+        if not only:
+            return token
+        allowed = only.allowed()
+        if allowed is not None and not allowed[token]:
+            token = self.draw.choice([id for id in (*range(256), END) if allowed[id]])
+        while not only.take(token):
+            token = self.draw.randrange(256)
+        return token
+
+    def _sample(self, index: int) -> int:
         assert -1 <= index < self.decoder.outputs
         tokens = self.decoder.tokens
         token = self.decoder.rule(tokens if index < 0 else tokens[: len(tokens) - self.decoder.outputs + index + 1])

@@ -99,7 +99,10 @@ def test_the_model_can_be_spared_the_oldest_turns():
     assert chat.messages[2] == Message("assistant", "They counted.") and chat.messages[3].text == "three"
     assert len(chat.said) == 6 and chat.forgotten_turns == 2
     chat.undo()
-    assert len(chat.said) == 4 and [m.text for m in chat.given] == ["What have we talked about so far?", "They counted."]
+    assert len(chat.said) == 4 and [m.text for m in chat.given] == [
+        "What have we talked about so far?",
+        "They counted.",
+    ]
     with pytest.raises(UsageError):
         chat.undo()
 

@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import sys
 from localllm.cancel import Cancel
-from localllm.cli.inputs import attached_text
+from localllm.terminal.inputs import attached_text
 sys.stdout.buffer.write(attached_text(sys.argv[1:], Cancel(), print).encode())
 """
 

@@ -161,9 +161,7 @@ def ask(
     if not quiet:
         report(end, form, engine.info, usage, which if extract or extract_last else None)
     if interactive:
-        return converse(
-            Start(located, engine, settings, choose, system, said, [], None if no_log else recorder, view)
-        )
+        return converse(Start(located, engine, settings, choose, system, said, [], None if no_log else recorder, view))
     recorder.close()
     if end.reason not in ("timeout", "interrupted"):  # these want an end at once
         with suppress(KeyboardInterrupt):  # the answer is out: only the cache loses something

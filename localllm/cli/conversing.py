@@ -110,7 +110,7 @@ def use_terminal() -> None:
             terminal = os.open("/dev/tty", os.O_RDWR)
             os.dup2(terminal, 0)
             os.close(terminal)
-            sys.stdin = open(0, encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115, PTH123  (never closed)
+            sys.stdin = open(0, encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115  (never closed)
         if sys.stdout.isatty():
             return
     except OSError:

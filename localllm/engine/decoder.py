@@ -64,12 +64,28 @@ class Vocabulary(Protocol):
         """The bytes a token stands for; empty for control tokens."""
         ...
 
+    def pieces(self) -> Sequence[bytes]:
+        """``piece`` of every token; faster than one by one."""
+        ...
+
     def texts(self) -> Sequence[bytes]:
         """The spelling of every token, as the model's file has it."""
         ...
 
     def is_end(self, token: int) -> bool:
         """True where this token ends the model's turn."""
+        ...
+
+
+class TokenFilter(Protocol):
+    """Says which tokens may come next in one turn."""
+
+    def allowed(self) -> bytes | None:
+        """A byte for each token, 0 where it must not come next; None where any may."""
+        ...
+
+    def take(self, token: int) -> bool:
+        """``token`` was chosen. False where it cannot come after all, and another has to be chosen."""
         ...
 
 
@@ -168,8 +184,8 @@ class Decoder(Protocol):
         """
         ...
 
-    def sampler(self, sampling: Sampling, seed: int) -> Sampler:
-        """A new sampler for one turn. Repetition penalties look at ``tokens`` too."""
+    def sampler(self, sampling: Sampling, seed: int, only: TokenFilter | None = None) -> Sampler:
+        """A new sampler for one turn. Repetition penalties look at ``tokens`` too; ``only`` says what it may choose."""
         ...
 
     def close(self) -> None:

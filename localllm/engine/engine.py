@@ -6,6 +6,7 @@ llama.cpp, files, terminals or how many turns there were: what it shares between
 
 import collections
 import dataclasses
+import functools
 import itertools
 import random
 import threading
@@ -16,7 +17,8 @@ from types import TracebackType
 from typing import Self
 
 from localllm.cancel import Cancel
-from localllm.engine.decoder import Decoder
+from localllm.engine.decoder import Decoder, TokenFilter
+from localllm.engine.grammar import GrammarFilter, GrammarTokens
 from localllm.engine.prefix import PrefixCache
 from localllm.engine.prompt import PromptEncoder
 from localllm.engine.slicing import border, landmarks, pure_slices, reusable, slices
@@ -27,6 +29,7 @@ from localllm.engine.worker import wait_for_workers
 from localllm.errors import DecodeError, PromptTooLong, UsageError
 from localllm.values import (
     MAX_SEED,
+    Constraint,
     Event,
     FinishReason,
     Message,
@@ -99,13 +102,15 @@ class Engine:
         cancel: Cancel | None = None,
         hold_unopened: bool = False,
         begun: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> Iterator[Event]:
         """Answer: Progress while the prompt is read, then Reasoning and Text, at last one TurnEnd.
 
         ``begun`` are ids of an answer that was cut: it goes on from there, and the finished message has all of it.
         ``hold_unopened``: for a model that may forget to open its reasoning, give nothing out before that is
-        decided. Raises PromptTooLong before anything is computed, DecodeError where llama.cpp fails. A turn that
-        is cancelled ends with its reason and what there is of the answer.
+        decided. ``constraint``: what the answer, not its reasoning, has to be. It is that if the turn ends with the
+        reason "stop", and else a part of it. Raises PromptTooLong before anything is computed, DecodeError where
+        llama.cpp fails. A turn that is cancelled ends with its reason and what there is of the answer.
         """
         sampling, cancel = sampling or self.sampling, cancel or Cancel()
         if not isinstance(prompt, Prompt):
@@ -119,9 +124,12 @@ class Engine:
             )
         if not prompt.ids:
             raise UsageError("the prompt has no tokens", "write something; or the model's chat template is at fault")
+        only = None
+        if constraint:
+            only, prompt = self._constrained(constraint, prompt, sampling, begun)
         self._wait_for_keeping()
         turn = self._turn = _Turn(
-            prompt, sampling, AnswerDecoder((*sampling.stop, *prompt.stop), prompt.reasoning, hold_unopened)
+            prompt, sampling, AnswerDecoder((*sampling.stop, *prompt.stop), prompt.reasoning, hold_unopened), only
         )
         turn.go_on(begun, self._piece)
         completed = yield from self._prefill(turn, cancel)
@@ -130,6 +138,23 @@ class Engine:
         reason = "stop" if turn.text.stopped else reason
         stats = turn.stats(self._stepper, len(self._decoder.tokens))
         yield TurnEnd(reason, turn.message(self._piece), stats, (*begun, *turn.ids))
+
+    def _constrained(
+        self, constraint: Constraint, prompt: Prompt, sampling: Sampling, begun: Sequence[int]
+    ) -> tuple[TokenFilter, Prompt]:
+        """What keeps the answer to it; and the prompt, with nothing that would cut it or doubt where it begins."""
+        if sampling.stop:
+            raise UsageError("a stop string would cut the answer, which is to be whole", "leave it out")
+        if prompt.reasoning == "possible":
+            prompt = dataclasses.replace(prompt, reasoning="none")
+        only = GrammarFilter(self._grammar_tokens, constraint.grammar, prompt.reasoning)
+        if not all(only.allowed() is None or only.take(token) for token in begun):
+            raise UsageError("the answer that was begun is not what it has to be", "ask anew")
+        return only, dataclasses.replace(prompt, stop=())
+
+    @functools.cached_property
+    def _grammar_tokens(self) -> GrammarTokens:
+        return GrammarTokens(self._decoder.vocab, self._visible)
 
     def _prefill(self, turn: "_Turn", cancel: Cancel) -> Generator[Event, None, bool]:
         """Read what of the prompt is not in the KV cache yet; False where cancelled.
@@ -191,7 +216,7 @@ class Engine:
         """One token after another until something ends the answer; returns what did."""
         decoder, stepper, is_end = self._decoder, self._stepper, self._decoder.vocab.is_end
         room = decoder.n_ctx - stepper.padding
-        sampler = decoder.sampler(turn.sampling, turn.seed)
+        sampler = decoder.sampler(turn.sampling, turn.seed, turn.only)
         try:
             chosen = [sampler.sample()]
             stepper.begin((*turn.prompt.ids, *chosen))
@@ -269,8 +294,8 @@ class Engine:
 class _Turn:
     """What one turn has produced so far, and when."""
 
-    def __init__(self, prompt: Prompt, sampling: Sampling, text: AnswerDecoder) -> None:
-        self.prompt, self.sampling, self.text = prompt, sampling, text
+    def __init__(self, prompt: Prompt, sampling: Sampling, text: AnswerDecoder, only: TokenFilter | None) -> None:
+        self.prompt, self.sampling, self.text, self.only = prompt, sampling, text, only
         self.seed = random.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
         self.ids: list[int] = []
         self._begun: tuple[int, ...] = ()

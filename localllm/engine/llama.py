@@ -17,7 +17,7 @@ from typing import Any
 
 from localllm.cancel import Cancel
 from localllm.engine.bindings import lib, libggml
-from localllm.engine.decoder import Sampler
+from localllm.engine.decoder import Sampler, TokenFilter
 from localllm.engine.samplers import likeliest, new_sampler
 from localllm.engine.vocabulary import LlamaVocabulary
 from localllm.errors import Cancelled, DecodeError, ModelFileError, OutOfMemory
@@ -283,10 +283,10 @@ class LlamaDecoder:
             lib.llama_memory_clear(self._memory, True)
             self.tokens.clear()
 
-    def sampler(self, sampling: Sampling, seed: int) -> Sampler:
+    def sampler(self, sampling: Sampling, seed: int, only: TokenFilter | None = None) -> Sampler:
         """A new sampler for one turn."""
         self._check_open()
-        return new_sampler(self._ctx, self.vocab, sampling, seed, self.tokens)
+        return new_sampler(self._ctx, self.vocab, sampling, seed, self.tokens, only)
 
     def close(self) -> None:
         """Free context and model."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from localllm.engine.bindings import lib
-from localllm.engine.decoder import Sampler
+from localllm.engine.decoder import Sampler, TokenFilter
 from localllm.engine.vocabulary import LlamaVocabulary
 from localllm.errors import DecodeError
 from localllm.values import Sampling
@@ -16,8 +16,21 @@ if TYPE_CHECKING:
 _PENALTY_LAST_N = 64  # llama.cpp's default
 
 
-def new_sampler(ctx: Any, vocab: LlamaVocabulary, sampling: Sampling, seed: int, past: Sequence[int]) -> Sampler:
-    """A sampler for one turn, behind the tokens of ``past``; greedy needs no chain."""
+def new_sampler(
+    ctx: Any,
+    vocab: LlamaVocabulary,
+    sampling: Sampling,
+    seed: int,
+    past: Sequence[int],
+    only: TokenFilter | None = None,
+) -> Sampler:
+    """A sampler for one turn, behind the tokens of ``past``, that chooses ``only`` what it may."""
+    sampler = _unfiltered(ctx, vocab, sampling, seed, past)
+    return _Filtered(ctx, vocab.n_tokens, sampler, only) if only else sampler
+
+
+def _unfiltered(ctx: Any, vocab: LlamaVocabulary, sampling: Sampling, seed: int, past: Sequence[int]) -> Sampler:
+    """Greedy needs no chain."""
     suppressed = vocab.suppressed
     if sampling.greedy and sampling.repeat_penalty == 1 and not suppressed:
         return _Greedy(ctx, vocab.n_tokens)
@@ -79,6 +92,31 @@ class _Chain:
 
     def close(self) -> None:
         lib.llama_sampler_free(self._chain)
+
+
+class _Filtered:
+    """Another sampler, from whose sight the tokens that must not come are removed first: in the logits themselves."""
+
+    def __init__(self, ctx: Any, n_tokens: int, sampler: Sampler, only: TokenFilter) -> None:
+        self._ctx, self._n_tokens, self._sampler, self._only = ctx, n_tokens, sampler, only
+
+    def sample(self, index: int = -1) -> int:
+        import numpy as np
+
+        logits = _logits(self._ctx, index, self._n_tokens)
+        allowed = self._only.allowed()
+        if allowed is not None:
+            np.putmask(logits, np.frombuffer(allowed, np.uint8, self._n_tokens) == 0, -np.inf)
+        while True:
+            token = self._sampler.sample(index)
+            if logits[token] == -math.inf:
+                raise DecodeError("the model has no token with which the answer could go on as it must")
+            if self._only.take(token):
+                return token
+            logits[token] = -math.inf
+
+    def close(self) -> None:
+        self._sampler.close()
 
 
 def _new_chain(sampling: Sampling, seed: int, n_tokens: int, suppressed: Sequence[int]) -> Any:

@@ -5,6 +5,7 @@ the bytes are cut, the text that comes out is the same. Knows no tokens and no m
 """
 
 import codecs
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -89,6 +90,16 @@ class ReasoningSplitter:
         self._searched = 0  # so far there is no closing tag in what is held
         self.found = start == "open"  # True once there was a tag: what precedes the answer is not the answer
 
+    @property
+    def reasoning(self) -> bool:
+        """True within reasoning."""
+        return self._state == "reasoning"
+
+    @property
+    def held(self) -> str:
+        """What is kept back because it may be the beginning of a tag."""
+        return self._held
+
     def decode(self, text: str) -> Iterator[Reasoning | Text]:
         """The pieces that are decided, in order."""
         self._held += text
@@ -152,6 +163,36 @@ class ReasoningSplitter:
     def _take(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
         return text
+
+
+class AnswerStart:
+    """Follows what comes before an answer: reasoning and framing. Bytes in, one token after another."""
+
+    def __init__(self, start: ReasoningStart) -> None:
+        self._splitter = ReasoningSplitter(start)
+
+    @property
+    def reasoning(self) -> bool:
+        """True within reasoning, where anything may come."""
+        return self._splitter.reasoning
+
+    @property
+    def begun(self) -> bool:
+        """True where a tag has begun and must go on."""
+        return bool(self._splitter.held)
+
+    def tags(self) -> Iterator[str]:
+        """What could come now as a tag, or as the rest of the one that has begun."""
+        held = self._splitter.held
+        return (tag[len(held) :] for tag in (*_OPENING, *FRAMING) if tag.startswith(held))
+
+    def take(self, piece: bytes) -> bool:
+        """Whether the answer has still not begun with this; it is forgotten where it has."""
+        after = copy.copy(self._splitter)
+        if any(isinstance(event, Text) for event in after.decode(piece.decode("latin-1"))):  # tags are ASCII
+            return False
+        self._splitter = after
+        return True
 
 
 class AnswerDecoder:

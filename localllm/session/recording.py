@@ -80,9 +80,7 @@ class Recorder:
             self._transcripts.close()
             self._transcripts = None
 
-    def _write(
-        self, transcripts: Transcripts, said: Sequence[Message], system: str, model: str, about: str
-    ) -> None:
+    def _write(self, transcripts: Transcripts, said: Sequence[Message], system: str, model: str, about: str) -> None:
         known = self._known
         if known is None:
             return self._begin(transcripts, title_of(about or said[0].text), said, system, model)
@@ -109,9 +107,7 @@ class Recorder:
         self._known = replace(wanted, writes=wanted.writes + 1) if self._rows or self._dropped else None
         return None
 
-    def _begin(
-        self, transcripts: Transcripts, title: str, said: Sequence[Message], system: str, model: str
-    ) -> None:
+    def _begin(self, transcripts: Transcripts, title: str, said: Sequence[Message], system: str, model: str) -> None:
         begun = transcripts.begin(title, model, system, said)
         self._known = begun.summary
         self._hold(begun.rows)

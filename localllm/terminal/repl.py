@@ -42,8 +42,8 @@ class Repl:
     """One conversation in this terminal.
 
     ``switch_model`` loads another model into the chat; ``measure`` tells what memory allows the present one;
-    ``cancelling`` makes a Cancel react to signals; ``models`` are names to complete; ``notices`` are what others have to
-    tell the user: each is said once, and taken away.
+    ``cancelling`` makes a Cancel react to signals; ``models`` are names to complete; ``notices`` are what others have
+    to tell the user: each is said once, and taken away.
     """
 
     def __init__(

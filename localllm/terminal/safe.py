@@ -17,6 +17,11 @@ def safe(text: str) -> str:
     return _UNSAFE.sub("", text)
 
 
+def escaped(text: str) -> str:
+    """JSON with what ``safe`` would remove written out as escapes, so that its values stay what they are."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def one_line(text: str) -> str:
     """As ``safe``, for a line of its own: newlines and tabs become spaces, what is absurdly long loses its middle."""
     line = safe(" ".join(text.split()))
