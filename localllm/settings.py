@@ -186,6 +186,14 @@ TABLE: Final = (
     Setting("markdown", "switch", "Show headings, code and tables as such where a person reads.", default=True),
     Setting("stream", "switch", "Print the answer while it is written, not in one piece at its end.", default=True),
     Setting("usage", "switch", "Show tokens, speed and settings on stderr.", default=False),
+    Setting("log", "switch", "Keep what is said, for --continue and `localllm history`.", default=True),
+    Setting(
+        "when_full",
+        "choice",
+        "What a chat does where its context is full: ask, or drop or summarise the oldest turns.",
+        default="ask",
+        choices=("ask", "drop", "summarise", "stop"),
+    ),
     Setting(
         "ctx_size", "integer", "Context size in tokens.", otherwise="what fits, at most 8,192", limits=(256, MAX_INT)
     ),

@@ -16,12 +16,13 @@ import pytest
 from fakes import FakeDecoder, fake_engine, says
 from terminals import ENDLESS, PROGRAM, STATUS
 
-from localllm import Message, Sampling, TurnEnd
+from localllm import Message, Sampling, Settings, TurnEnd
 from localllm.cancel import Cancel
 from localllm.errors import OutOfMemory, PromptTooLong, UsageError
 from localllm.session.chat import Chat
 from localllm.terminal import commands
 from localllm.terminal.keys import completions, is_complete, path_begun, unquoted
+from localllm.terminal.render import View
 from localllm.terminal.repl import history_path, line_settings_kept
 
 
@@ -295,7 +296,12 @@ def test_a_command_and_its_argument_may_be_separated_by_any_space():
     chat = Chat(fake_engine(FakeDecoder(says(b""))), greedy)
     for line in ("/system Be brief.", "/system\nBe brief.", " /system\tBe brief. "):
         chat.system = ""
-        commands.run(line, commands.Context(chat, lambda name: None, lambda: None, sys.stdout))
+        commands.run(
+            line,
+            commands.Context(
+                chat, View(sys.stdout, sys.stderr), lambda name: None, lambda changes: Settings(), lambda: None
+            ),
+        )
         assert chat.system == "Be brief."
 
 

@@ -30,6 +30,11 @@ NO_SETTINGS = {
     "param": "belongs to the template",
     "extract": "belongs to the prompt; a template can choose it",
     "extract_last": "as extract",
+    "schema": "belongs to the prompt",
+    "choice": "belongs to the prompt",
+    "continue_": "names a conversation",
+    "cid": "names a conversation",
+    "interactive": "says who reads the answer",
     "quiet": "would hide for good what must be known",
 }
 

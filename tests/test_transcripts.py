@@ -75,14 +75,15 @@ STEPS = st.sampled_from(
 @settings(max_examples=60)
 @given(steps=st.lists(STEPS, max_size=20))
 def test_a_conversation_is_what_it_is_now(tmp_path_factory, steps):
-    """After any steps: what is given to the model is what is stored as such; what was dropped stays, what was taken
-    back does not, and a cleared conversation stays as it was. The oracle is a list of lists.
+    """After any steps: what is given to the model is what is stored as such; what was forgotten stays, what was taken
+    back does not, and a conversation that was cleared, or forgotten whole, stays as it was. The oracle: lists.
     """
     folder = tmp_path_factory.mktemp("talk")
     talk, system = Talk(folder), ""
     wanted, current = [], []  # finished conversations; [text, in_context] of the present one
+    summary = []  # those entries of it that stand for others
     for number, step in enumerate(steps):
-        seen = [entry for entry in current if entry[1]]
+        seen = [entry for entry in current if entry[1] and not any(entry is one for one in summary)]
         match step:
             case "turn":
                 talk.asks(f"q{number}")
@@ -97,32 +98,36 @@ def test_a_conversation_is_what_it_is_now(tmp_path_factory, steps):
             case "clear":
                 talk.chat.clear()
                 wanted += [(system, current)] if current else []
-                current = []
+                current, summary = [], []
             case "resume" if current:
                 talk.recorder.close()
-                talk = Talk(folder, last(folder))
+                talk, summary = Talk(folder, last(folder)), []
             case "system":
                 talk.chat.system = system = f"s{number}"
             case ("drop", turns) if seen:
-                talk.chat.drop_oldest(turns)
+                talk.chat.forget(turns)
                 if 2 * turns >= len(seen):
                     wanted.append((system, current))
-                    current = []
-                for entry in seen[: 2 * turns]:
-                    entry[1] = not current  # all dropped is the same as cleared
-            case ("summarise", kept) if len(seen) > 2 * kept + 2:
-                tail = talk.chat.said[len(seen) - 2 * kept :]
-                said = [Message("user", f"sum{number}"), Message("assistant", f"of{number}")]
-                talk.chat.replace([*said, *tail])
-                for entry in seen[: len(seen) - 2 * kept]:
-                    entry[1] = False
-                at = len(current) - 2 * kept
-                current[at:at] = [[message.text, True] for message in said]
+                    current = summary = [[*entry] for entry in summary]
+                else:
+                    for entry in seen[: 2 * turns]:
+                        entry[1] = False
+            case ("summarise", kept) if len(seen) > 2 * kept:
+                talk.chat.forget(len(seen) // 2 - kept, f"sum{number}")
+                before, summary = summary, [["What have we talked about so far?", True], [f"sum{number}", True]]
+                if kept:
+                    for entry in [*before, *seen[: len(seen) - 2 * kept]]:
+                        entry[1] = False
+                    at = len(current) - 2 * kept
+                    current[at:at] = summary
+                else:
+                    wanted.append((system, current))
+                    current = [*summary]
         system_now = talk.chat.system
         now = [*wanted, *([(system_now, current)] if current else [])]
         assert [texts for _, texts in stored(folder)] == [[tuple(entry) for entry in texts] for _, texts in now]
         if current:
-            assert last(folder).messages == list(talk.chat.said) and last(folder).summary.system == system_now
+            assert last(folder).messages == list(talk.chat.given) and last(folder).summary.system == system_now
     talk.recorder.close()
     assert talk.told == []
     sound(folder)
@@ -193,9 +198,9 @@ def test_a_title_follows_the_first_question_and_no_other(tmp_path):
     ):
         talk.asks(text, how)
         assert last(tmp_path).summary.title == title
-    talk.chat.drop_oldest()
+    talk.chat.forget(1)
     talk.asks("six", "instead")
-    assert last(tmp_path).summary.title == "two" and talk.chat.said[0].text == "six"
+    assert last(tmp_path).summary.title == "two" and talk.chat.said[-2].text == "six"
 
 
 def test_all_that_was_said_can_be_taken_back(tmp_path):

@@ -60,7 +60,7 @@ def ask(
     ] = None,
     continue_: options.Continue = False,
     cid: options.Cid = None,
-    no_log: options.NoLog = False,
+    log: options.Log = True,
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Go on as a chat afterwards, in the terminal.")
     ] = False,
@@ -153,7 +153,7 @@ def ask(
     recorder = going_on.recorder(before, _nothing if quiet else tell)
     if end.message.text or end.message.reasoning:
         said = [*said, Message("user", question(fitted.text)), end.message]
-        if not (raw or no_log):
+        if log and not raw:
             with suppress(KeyboardInterrupt):  # the answer is out
                 recorder.keep(said, system, engine.info.reference, about=request)
     if json:
@@ -161,7 +161,7 @@ def ask(
     if not quiet:
         report(end, form, engine.info, usage, which if extract or extract_last else None)
     if interactive:
-        return converse(Start(located, engine, settings, choose, system, said, [], None if no_log else recorder, view))
+        return converse(Start(located, engine, settings, choose, system, said, [], recorder if log else None, view))
     recorder.close()
     if end.reason not in ("timeout", "interrupted"):  # these want an end at once
         with suppress(KeyboardInterrupt):  # the answer is out: only the cache loses something

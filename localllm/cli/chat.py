@@ -25,7 +25,8 @@ def chat(
     markdown: options.Markdown = True,
     continue_: options.Continue = False,
     cid: options.Cid = None,
-    no_log: options.NoLog = False,
+    log: options.Log = True,
+    when_full: options.WhenFull = "ask",
     ctx_size: options.CtxSize = None,
     kv: options.Kv = "f16",
     gpu_layers: options.GpuLayers = None,
@@ -65,8 +66,10 @@ def chat(
     located = find(model)
     engine = load(located, settings)
     notices = recap(before) if before else []
-    recorder = None if no_log else going_on.recorder(before, notices.append)
+    recorder = going_on.recorder(before, notices.append) if log else None
     said = engine.believed(before.messages) if before else ()
     view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown)
     view.load_ahead()  # while the first question is typed
-    return converse(Start(located, engine, settings, choose, readable(system), said, notices, recorder, view))
+    return converse(
+        Start(located, engine, settings, choose, readable(system), said, notices, recorder, view, when_full)
+    )

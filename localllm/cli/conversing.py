@@ -3,14 +3,14 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
 from localllm.cli.signals import cancelling, leave_on_signals
 from localllm.config import Settings, data_dir
 from localllm.errors import UsageError
-from localllm.values import Message, Sampling
+from localllm.values import Message, Sampling, WhenFull
 
 if TYPE_CHECKING:
     from localllm.app import Located
@@ -36,6 +36,7 @@ class Start:
     notices: list[str]
     recorder: "Recorder | None"
     view: "View"
+    when_full: WhenFull = "ask"
 
 
 def find(reference: str | None) -> "Located":
@@ -69,6 +70,7 @@ def converse(start: Start) -> int:
     """Talk until the user leaves; returns the exit code. Frees the model."""
     from localllm.app import model_names
     from localllm.session.chat import Chat
+    from localllm.terminal.commands import Context
     from localllm.terminal.repl import Repl, history_path, line_settings_kept
 
     current, settings = start.located, start.settings
@@ -86,6 +88,14 @@ def converse(start: Start) -> int:
         chat.switch(lambda: load(wanted, settings), lambda: load(current, settings))
         current = wanted
 
+    def reload(changes: dict[str, object]) -> Settings:
+        nonlocal settings
+        wanted = replace(settings, **changes)  # type: ignore[arg-type]
+        if changes:
+            chat.switch(lambda: load(current, wanted), lambda: load(current, settings), same_model=True)
+        settings = wanted
+        return settings
+
     def measured() -> "Bound":
         from localllm.here import bound
 
@@ -95,8 +105,8 @@ def converse(start: Start) -> int:
         leave_on_signals()
         with line_settings_kept():
             history = history_path(data_dir())
-            repl = Repl(chat, start.view, switch, measured, cancelling, history, model_names, start.notices)
-            return repl.run()
+            context = Context(chat, start.view, switch, reload, measured, start.when_full)
+            return Repl(context, cancelling, history, model_names, start.notices).run()
     finally:
         if start.recorder:
             start.recorder.close()

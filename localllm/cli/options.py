@@ -77,7 +77,10 @@ Cid = Annotated[
         "--cid", metavar="ID", help="Go on with this conversation, of `localllm history`; its beginning is enough."
     ),
 ]
-NoLog = Annotated[bool, typer.Option("--no-log", "-n", help="Keep no transcript.")]
+Log = Annotated[bool, typer.Option("--log/--no-log", " /-n", help=help_of("log"), show_default=False)]
+WhenFull = Annotated[
+    Literal["ask", "drop", "summarise", "stop"], typer.Option("--when-full", help=help_of("when_full"))
+]
 HideReasoning = Annotated[
     bool, typer.Option("--hide-reasoning/--show-reasoning", "-R", help=help_of("hide_reasoning"), show_default=False)
 ]

@@ -37,6 +37,7 @@ class Chat:
         self.stats: list[TurnStats] = []  # of this process's turns, one after another
         self._system = system
         self._choose_sampling = choose_sampling
+        self._tuned: dict[str, object] = {}
         self._said = list(said)
         self._forgotten = 0  # messages at the beginning that the model is not given any more
         self._summary: tuple[Message, ...] = ()  # what it is given in their place
@@ -100,11 +101,14 @@ class Chat:
     def forget(self, turns: int, summary: str = "") -> None:
         """Give the model no longer the oldest of the turns that it is given, but ``summary`` where there is one.
 
-        They stay in ``said``.
+        They stay in ``said``; but where that is all of them, a new conversation begins.
         """
-        self._forgotten = min(self._forgotten + 2 * turns, len(self._said))
         if summary:
             self._summary = (Message("user", _ASKED), Message("assistant", summary))
+        self._forgotten += 2 * turns
+        if self._forgotten >= len(self._said):
+            self.beginnings += 1
+            self._said, self._forgotten = [], 0
         self._record(self)
 
     def replace(self, messages: Sequence[Message]) -> None:
@@ -113,11 +117,17 @@ class Chat:
         self._forgotten, self._summary = 0, ()
         self._change(list(messages))
 
-    def switch(self, load: Callable[[], Engine], reload: Callable[[], Engine]) -> None:
+    def tune(self, **chosen: object) -> None:
+        """Choose sampling for the turns to come, by the names in Sampling. Raises UsageError for a wrong value."""
+        self.sampling = dataclasses.replace(self.sampling, **chosen)  # type: ignore[arg-type]
+        self._tuned |= chosen
+
+    def switch(self, load: Callable[[], Engine], reload: Callable[[], Engine], same_model: bool = False) -> None:
         """Go on with the engine that ``load`` opens; where that fails, with what ``reload`` opens.
 
         The present engine is freed first, as there may not be room for two. Generated ids belong to the old
-        vocabulary: the text is what remains of earlier answers. Raises what ``load`` raises.
+        vocabulary: unless it is the ``same_model``, the text is what remains of earlier answers. Raises what ``load``
+        raises.
         """
         self.engine.close()
         try:
@@ -125,9 +135,10 @@ class Chat:
         except BaseException:
             self.engine = reload()
             raise
-        self.sampling = self._choose_sampling(self.engine)
-        self._said = [Message(m.role, m.text, reasoning=m.reasoning) for m in self._said]
-        self._cut = ()
+        self.sampling = dataclasses.replace(self._choose_sampling(self.engine), **self._tuned)  # type: ignore[arg-type]
+        if not same_model:
+            self._said = [Message(m.role, m.text, reasoning=m.reasoning) for m in self._said]
+            self._cut = ()
         self._record(self)
 
     def turn(self, text: str, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:

@@ -7,17 +7,19 @@ no screen.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
+from localllm.config import Settings
 from localllm.errors import UsageError
 from localllm.session import portable
 from localllm.session.chat import Chat
 from localllm.session.room import filled
 from localllm.terminal import attachments, clipboard, render
+from localllm.terminal.chat_settings import set_value
 from localllm.terminal.context_view import context_view
 from localllm.terminal.progress import size_text
-from localllm.values import Event
+from localllm.values import Event, WhenFull
 
 if TYPE_CHECKING:
     from localllm.here import Bound
@@ -46,15 +48,19 @@ Outcome = str | Answer | Edit
 
 @dataclass
 class Context:
-    """What commands may use: the chat, its screen, how to load another model, and what its memory allows.
+    """What commands may use and change.
 
-    ``files`` go with the next message; ``typed`` tells what the user wrote of a question that files went with.
+    ``switch_model`` loads another model, ``reload`` the same one with other runtime settings, of which it returns all;
+    ``measure`` tells what memory allows it. ``files`` go with the next message; ``typed`` tells what the user wrote of
+    a question that files went with.
     """
 
     chat: Chat
+    view: render.View
     switch_model: Callable[[str], None]
-    bound: "Callable[[], Bound]"
-    out: TextIO
+    reload: Callable[[dict[str, object]], Settings]
+    measure: "Callable[[], Bound]"
+    when_full: WhenFull = "ask"
     files: list[attachments.Attachment] = field(default_factory=list)
     typed: dict[str, tuple[str, list[attachments.Attachment]]] = field(default_factory=dict)
 
@@ -179,7 +185,7 @@ def described(chat: Chat, file: attachments.Attachment) -> str:
 
 def _copy(context: Context, _: str) -> str:
     text = _last_answer(context)
-    return f"copied {len(text):,} characters {clipboard.copy(text, context.out)}"
+    return f"copied {len(text):,} characters {clipboard.copy(text, context.view.out)}"
 
 
 def _save(context: Context, argument: str) -> str:
@@ -223,7 +229,7 @@ def _stats(context: Context, _: str) -> str:
 
 def _context(context: Context, _: str) -> str:
     chat = context.chat
-    return context_view(filled(chat), chat.forgotten_turns, render.columns(context.out))
+    return context_view(filled(chat), chat.forgotten_turns, render.columns(context.view.out))
 
 
 def _why(context: Context, _: str) -> str:
@@ -232,7 +238,7 @@ def _why(context: Context, _: str) -> str:
         return "no answer yet"
     from localllm.terminal.why import why
 
-    return why(chat.stats[-1], chat.engine.info, context.bound())
+    return why(chat.stats[-1], chat.engine.info, context.measure())
 
 
 COMMANDS = (
@@ -249,6 +255,7 @@ COMMANDS = (
     Command("load", _load, "go on with the conversation in a NAME.json", "FILE", completes="file"),
     Command("system", _system, "show or set the system prompt; /system none removes it", "[TEXT]"),
     Command("model", _model, "show the model, or go on with another one", "[NAME|PATH]", completes="model"),
+    Command("set", set_value, "show or change settings for this chat", "[NAME [VALUE]]", completes="setting"),
     Command("context", _context, "show what fills the context"),
     Command("stats", _stats, "show what the last answer cost, and all of them"),
     Command("why", _why, "explain the last answer's time against what this machine's memory allows"),

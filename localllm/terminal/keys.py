@@ -14,6 +14,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
 from localllm.errors import UsageError
+from localllm.settings import SETTINGS
+from localllm.terminal.chat_settings import SETTABLE
 from localllm.terminal.commands import COMMANDS
 from localllm.terminal.editor import edited
 
@@ -48,6 +50,9 @@ def completions(text: str, models: Callable[[], Sequence[str]]) -> list[tuple[st
     match _completed_with(name):
         case "model":
             return [(model, "") for model in models() if model.startswith(argument)]
+        case "setting":
+            names = [name for name in SETTABLE if name.startswith(argument)]
+            return [(name, SETTINGS[name].help) for name in names]
         case "command":
             return [(command.name, command.help) for command in COMMANDS if command.name.startswith(argument)]
     return []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
@@ -23,7 +23,7 @@ from localllm.session.chat import Chat
 from localllm.session.room import make_room, summarise
 from localllm.terminal import attachments, commands, keys, render
 from localllm.terminal.safe import readable, safe
-from localllm.values import Event, TurnEnd, TurnStats
+from localllm.values import Event, TurnEnd, TurnStats, WhenFull
 
 if TYPE_CHECKING:
     from localllm.here import Bound
@@ -35,34 +35,28 @@ _MEASURE_AFTER_S = 1.0  # of quiet after an answer
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and localllm chat --ctx-size N gives more room"
 
 Cancelling = Callable[[Cancel], AbstractContextManager[None]]
-WhenFull = Literal["drop", "summarise", "stop"]
 
 
 class Repl:
     """One conversation in this terminal.
 
-    ``switch_model`` loads another model into the chat; ``measure`` tells what memory allows the present one;
-    ``cancelling`` makes a Cancel react to signals; ``models`` are names to complete; ``notices`` are what others have
-    to tell the user: each is said once, and taken away.
+    ``context`` is what commands may use and change; ``cancelling`` makes a Cancel react to signals; ``models`` are
+    names to complete; ``notices`` are what others have to tell the user: each is said once, and taken away.
     """
 
     def __init__(
         self,
-        chat: Chat,
-        view: render.View,
-        switch_model: Callable[[str], None],
-        measure: "Callable[[], Bound]",
+        context: commands.Context,
         cancelling: Cancelling,
         history_file: Path | None,
         models: Callable[[], Sequence[str]] = tuple,
         notices: list[str] | None = None,
     ) -> None:
-        self._chat = chat
-        self._view = view
-        self._ceiling = _Ceiling(chat, measure)
-        self._context = commands.Context(chat, switch_model, self._ceiling.bound, view.out)
+        self._context = context
+        self._chat = context.chat
+        self._ceiling = _Ceiling(context.chat, context.measure)
+        self._context.measure = self._ceiling.bound
         self._cancelling = cancelling
-        self._when_full: WhenFull | None = None
         self._told_full = False
         self._editing: str | None = None  # the text of a question that is being changed
         self._notices = [] if notices is None else notices
@@ -97,7 +91,7 @@ class Repl:
 
     def _read(self) -> str:
         """A line or a block. Here Ctrl-C is a key; a SIGINT is somebody else's: the user's, in their editor."""
-        mark = HTML("<b>&gt; </b>") if self._view.color else "> "
+        mark = HTML("<b>&gt; </b>") if self._context.view.color else "> "
         with self._ceiling.measured_when_quiet(self._prompt.app.invalidate):
             return self._prompt.prompt(mark, default=self._editing or "", handle_sigint=False)
 
@@ -152,14 +146,15 @@ class Repl:
     def _show(self, begin: Callable[[Cancel, bool], Iterator[Event]]) -> TurnEnd:
         cancel = Cancel()
         with self._cancelling(cancel), keys_unseen():
-            return render.show(begin(cancel, not self._view.reasoning), self._view)
+            return render.show(begin(cancel, not self._context.view.reasoning), self._context.view)
 
     # --- a full context ------------------------------------------------------------------------------------------
 
     def _tell_when_full(self, stats: TurnStats) -> None:
         share = stats.context_tokens / self._chat.engine.info.n_ctx
         if share >= _FULL_SHARE and not self._told_full:
-            then = "you will be asked what to do" if self._when_full is None else f"as chosen: {self._when_full}"
+            choice = self._context.when_full
+            then = "you will be asked what to do" if choice == "ask" else f"as chosen: {choice}"
             self._say(f"the context is {100 * share:.0f} % full (/context shows with what); when it is full: {then}")
         self._told_full = share >= _FULL_SHARE
 
@@ -173,10 +168,14 @@ class Repl:
         """Do what the user wants where the context is full; False where nothing was or could be done."""
         if not self._chat.remembered:
             return False
-        self._when_full = self._when_full or self._asked_what_to_do()
-        if self._when_full == "stop":
+        if self._context.when_full == "ask":
+            self._context.when_full = self._asked_what_to_do()
+            self._say(
+                f"{self._context.when_full} from now on (/set when_full; localllm config set when_full, for good)"
+            )
+        if self._context.when_full == "stop":
             return False
-        if self._when_full == "summarise":
+        if self._context.when_full == "summarise":
             self._say("the context is full; the model summarises the older half of the conversation:")
             before = self._chat.forgotten_turns
             self._show(partial(summarise, self._chat))
@@ -187,7 +186,7 @@ class Repl:
         dropped = make_room(self._chat, question, Cancel())
         if dropped:
             self._say(f"the model is no longer given the oldest {dropped} questions and answers (/context)")
-        return dropped > 0 or self._when_full == "summarise"
+        return dropped > 0 or self._context.when_full == "summarise"
 
     def _asked_what_to_do(self) -> WhenFull:
         choices: dict[str, WhenFull] = {"d": "drop", "s": "summarise", "n": "stop"}
@@ -209,15 +208,15 @@ class Repl:
     def _toolbar(self) -> str:
         stats, info = self._chat.last, self._chat.engine.info
         ceiling = self._ceiling.tok_s(stats.context_tokens) if stats else None
-        return render.toolbar(info, stats, ceiling, render.columns(self._view.out) - 1)
+        return render.toolbar(info, stats, ceiling, render.columns(self._context.view.out) - 1)
 
     def _say(self, text: str) -> None:
         """Lines of our own, told apart from the model's by being dim; folded between words."""
-        width = max(_MIN_COLUMNS, render.columns(self._view.out))
+        width = max(_MIN_COLUMNS, render.columns(self._context.view.out))
         folded = (_folded(line, width) for line in safe(text).split("\n"))
         shown = "\n".join(folded)
-        shown = f"\x1b[2m{shown}\x1b[0m" if self._view.color else shown
-        print(shown, file=self._view.out, flush=True)
+        shown = f"\x1b[2m{shown}\x1b[0m" if self._context.view.color else shown
+        print(shown, file=self._context.view.out, flush=True)
 
 
 def _folded(line: str, width: int) -> str:
