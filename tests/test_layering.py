@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"llama_cpp", "numpy", "huggingface_hub", "jinja2", "prompt_toolkit", "pydantic", "matplotlib"}
+HEAVY = {"llama_cpp", "numpy", "huggingface_hub", "jinja2", "prompt_toolkit", "pydantic", "matplotlib", "llguidance"}
 PROGRAM = str(Path(sys.executable).with_name("localllm"))
 
 
@@ -54,7 +54,7 @@ def test_a_sampled_answer_needs_neither_numpy_nor_the_chat_formats_of_the_bindin
     """They take longer to load than llama.cpp does."""
     loaded = loaded_by(PROGRAM, "ask", "-m", str(smollm2), "--max-tokens", "2", "--temp", "1", "hi", home=tmp_path)
     assert "llama_cpp._ctypes_extensions" in loaded
-    assert not {"numpy", "llama_cpp.llama_chat_format", "llama_cpp.llama"} & loaded
+    assert not {"numpy", "llguidance", "llama_cpp.llama_chat_format", "llama_cpp.llama"} & loaded
 
 
 @pytest.mark.parametrize("first", ["localllm.engine.bindings", "llama_cpp"])
