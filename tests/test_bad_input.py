@@ -174,11 +174,15 @@ def attached(*names, **options):
 
 
 def test_stdin_may_stand_anywhere_among_the_files(tmp_path):
-    """First unless a - says where; read once, and a file that is blank leaves no gap."""
+    """First unless a - says where; read once, and each with its name, one that is blank too."""
     for name in ("a", "b", "blank"):
         (tmp_path / name).write_text("" if name == "blank" else f"file {name}\n")
-    assert attached("a", "b", input=b"piped", cwd=tmp_path) == "piped\n\nfile a\n\n\nfile b\n"
-    assert attached("a", "-", "blank", "b", "-", input=b"piped", cwd=tmp_path) == "file a\n\n\npiped\n\nfile b\n"
+    piped, a, b = "==> stdin <==\npiped", "==> a <==\nfile a\n", "==> b <==\nfile b\n"
+    assert attached("a", "b", input=b"piped", cwd=tmp_path) == f"{piped}\n\n{a}\n\n{b}"
+    assert (
+        attached("a", "-", "blank", "b", "-", input=b"piped", cwd=tmp_path)
+        == f"{a}\n\n{piped}\n\n==> blank <==\n\n\n{b}"
+    )
     with (tmp_path / "a").open() as stdin:  # opened anew, /dev/stdin would give the file a second time
         assert attached("/dev/stdin", stdin=stdin) == "file a\n"
 

@@ -9,13 +9,12 @@ from pathlib import Path
 import click
 import pexpect
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from terminals import PROGRAM
 
-from localllm.cli.completion import VARIABLE, answer, candidates
-from localllm.cli.main import app
+from localllm.cli.completion import answer, candidates
+from localllm.cli.main import COMPLETION_VARIABLE, program
 from localllm.models.catalog import DEFAULT_CATALOG, load_catalog
 from localllm.models.store import all_local
 from localllm.settings import SETTINGS
@@ -33,7 +32,7 @@ def tree(command: click.Command, *words: str):
                 yield from tree(child, *words, name)
 
 
-COMMANDS = dict(tree(typer.main.get_group(app)))
+COMMANDS = dict(tree(program()))
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def model_with_a_colon(home) -> str:
 
 
 def words(before: list[str], current: str) -> set[str]:
-    return {word for word, _ in candidates(typer.main.get_group(app), before, current)}
+    return {word for word, _ in candidates(program(), before, current)}
 
 
 def bash(line: str, **environment) -> list[str]:
@@ -136,7 +135,10 @@ def test_a_broken_catalog_is_not_told_between_two_keys(home):
     (home / ".config" / "localllm").mkdir(parents=True)
     (home / ".config" / "localllm" / "models.yaml").write_text("- nonsense")
     done = subprocess.run(
-        [PROGRAM, "localllm", "ask", "-m", ""], env={**os.environ, VARIABLE: "fish"}, capture_output=True, timeout=60
+        [PROGRAM, "localllm", "ask", "-m", ""],
+        env={**os.environ, COMPLETION_VARIABLE: "fish"},
+        capture_output=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
@@ -236,7 +238,7 @@ def test_zsh(model_with_a_colon, home):
 
 def test_completion_loads_no_heavy_library(home):
     """A key must not wait for the libraries that run models."""
-    env = {**os.environ, VARIABLE: "fish", "PYTHONPROFILEIMPORTTIME": "1"}
+    env = {**os.environ, COMPLETION_VARIABLE: "fish", "PYTHONPROFILEIMPORTTIME": "1"}
     done = subprocess.run([PROGRAM, "localllm", "ask", "-m", ""], env=env, capture_output=True, text=True, timeout=60)
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "localllm" in loaded and "smollm2-135m" in done.stdout

@@ -6,16 +6,15 @@ import subprocess
 
 import click
 import pytest
-import typer
 from terminals import PROGRAM
 
 from localllm import errors
 from localllm.cli.help import exit_rows, topics
-from localllm.cli.main import app
+from localllm.cli.main import program
 from localllm.settings import TABLE
 from localllm.terminal.commands import COMMANDS, help_text
 
-PROGRAMS = typer.main.get_group(app)
+PROGRAMS = program()
 NAMES = ["pipes", "exit-codes", "keys", "environment", "privacy", "speculation", "cache", "ceiling"]
 
 

@@ -6,14 +6,14 @@ import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from conftest import Serve
 from gguf_files import Gguf, texts, tiny, u32
 from servers import Site, hub
-from typer.testing import CliRunner
 
 from localllm import subjects
 from localllm.cancel import Cancel
-from localllm.cli.main import app
+from localllm.cli.main import program
 from localllm.errors import Cancelled, DownloadError, ModelFileError, ModelNotFound
 from localllm.models import remote
 from localllm.models.reference import HubReference
@@ -180,7 +180,7 @@ def test_the_command_answers_for_a_model_of_the_hub(serve: Serve) -> None:
     """``localllm ceiling user/repo:Q4_K_M`` gives what the file itself would give, and says where it has it from."""
     model = tiny()
     serve.hub(hub({"Tiny-Q4_K_M.gguf": model.file()}))
-    done = CliRunner().invoke(app, ["ceiling", "user/repo:Q4_K_M", "--gpu", "4090", "--ctx", "256", "--json"])
+    done = CliRunner().invoke(program(), ["ceiling", "user/repo:Q4_K_M", "--gpu", "4090", "--ctx", "256", "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     shape = model.shape()

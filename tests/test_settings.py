@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from terminals import PROGRAM
 
 from localllm import settings_file
-from localllm.cli.main import app
+from localllm.cli.main import program
 from localllm.default import default_model
 from localllm.errors import UsageError
 from localllm.settings import SETTINGS, TABLE, Setting, choices, in_file, unknown_variables
@@ -65,7 +64,7 @@ def refused(*arguments, **environment) -> str:
 
 
 def commands():
-    group = typer.main.get_group(app)
+    group = program()
     return [group.commands["ask"], group.commands["chat"], group.commands["cache"].commands["warm"]]
 
 
@@ -148,7 +147,7 @@ def test_any_text_is_a_value_in_range_or_refused_in_one_line(setting, text):
 def test_an_option_comes_before_the_environment_and_that_before_the_file(config, monkeypatch):
     """Each of the eight combinations of a file, a variable and an option."""
     seen = []
-    command = typer.main.get_group(app).commands["ask"]
+    command = program().commands["ask"]
     monkeypatch.setattr(command, "callback", lambda **values: seen.append(values["threads"]))
     for n in range(8):
         config.write_text("threads: 1\n" if n & 1 else "")

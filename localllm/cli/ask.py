@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from localllm.session.overflow import Fitted, Part
 
 
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(cls=options.SettingsCommand)
 def ask(
     words: Annotated[
         list[str] | None,

@@ -27,6 +27,10 @@ USERS_CTX = 4096  # tokens for each of several users, where none is said
 MOST_OTHER_TOKENS = 128  # by which the vocabularies of draft and target may differ, as llama.cpp has it
 
 
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(cls=plots.PlotCommand)
 def ceiling(
     model: Annotated[
         str | None,

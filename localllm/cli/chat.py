@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import typer
+
 from localllm.cli import going_on, options
 from localllm.cli.conversing import Start, converse, find, load
 from localllm.cli.first_run import choose_default
@@ -9,7 +11,10 @@ from localllm.errors import UsageError
 from localllm.terminal.safe import readable
 from localllm.values import Sampling
 
+app = typer.Typer(rich_markup_mode=None)
 
+
+@app.command(cls=options.SettingsCommand)
 def chat(
     model: options.Model = None,
     system: options.System = "",

@@ -15,11 +15,11 @@ import click
 import typer
 
 from localllm import config
+from localllm.cli.main import COMPLETION_VARIABLE, OWN_OPTIONS
 from localllm.errors import LocalLLMError
 from localllm.settings import SETTINGS, TABLE
 from localllm.terminal.safe import one_line
 
-VARIABLE = "_LOCALLLM_COMPLETE"
 _SHIPPED_TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
 _UNSAFE_IN_BASH = " \t\"'`$&|;<>()[]{}*?!#\\"
 
@@ -34,7 +34,7 @@ _localllm_completion() {{
     COMPREPLY=()
     while IFS= read -r word; do
         COMPREPLY+=("$word")
-    done < <({VARIABLE}=bash command "$1" "${{COMP_LINE:0:COMP_POINT}}" "$COMP_WORDBREAKS" 2>/dev/null)
+    done < <({COMPLETION_VARIABLE}=bash command "$1" "${{COMP_LINE:0:COMP_POINT}}" "$COMP_WORDBREAKS" 2>/dev/null)
 }}
 complete -o bashdefault -o default -o nosort -F _localllm_completion localllm 2>/dev/null ||
     complete -o bashdefault -o default -F _localllm_completion localllm  # bash before 4.4
@@ -49,7 +49,7 @@ _localllm() {{
     while IFS=$'\\t' read -r word help; do
         words_found+=("$word")
         lines+=("$word${{help:+  -- $help}}")
-    done < <({VARIABLE}=zsh command "${{words[1]}}" "${{(@Q)words[1,CURRENT]}}" 2>/dev/null)
+    done < <({COMPLETION_VARIABLE}=zsh command "${{words[1]}}" "${{(@Q)words[1,CURRENT]}}" 2>/dev/null)
     if (( $#words_found )); then
         compadd -V localllm -l -d lines -a words_found
     else
@@ -68,7 +68,7 @@ fi
 function __localllm_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
-    set -l found (env {VARIABLE}=fish $words[1] $words "$current" 2>/dev/null)
+    set -l found (env {COMPLETION_VARIABLE}=fish $words[1] $words "$current" 2>/dev/null)
     if set -q found[1]
         printf '%s\\n' $found
     else
@@ -80,6 +80,10 @@ complete --command localllm --no-files --keep-order --arguments '(__localllm_com
 }
 
 
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
@@ -107,14 +111,12 @@ def candidates(program: click.Group, before: Sequence[str], current: str) -> lis
     """What could stand in the place of ``current``, behind the words ``before``. Raises what reading catalogs does."""
     from click.shell_completion import ShellComplete
 
-    from localllm.cli.main import OWN_OPTIONS
-
     before, prefix = list(before), ""
     if current.startswith("--") and "=" in current:
         option, _, current = current.partition("=")
         before, prefix = [*before, option], f"{option}="
     _teach(program)
-    shell = ShellComplete(program, {}, "localllm", VARIABLE)
+    shell = ShellComplete(program, {}, "localllm", COMPLETION_VARIABLE)
     found = [] if before[:1] and before[0] in OWN_OPTIONS else [before]
     if (before and before[0].startswith("-")) or (not before and current.startswith("-")):
         found = [["chat", *before], *([] if before else found)]  # what is meant where no command is named

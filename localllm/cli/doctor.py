@@ -13,7 +13,10 @@ from localllm.cli.ceiling import tell_progress
 from localllm.cli.models import Json
 from localllm.cli.signals import cancelling
 
+app = typer.Typer(rich_markup_mode=None)
 
+
+@app.command()
 def doctor(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also measure how fast the default model runs here (half a minute).")

@@ -39,6 +39,10 @@ class ExitRow(NamedTuple):
     meaning: str
 
 
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command("help")
 def show_help(
     context: typer.Context,
     topic: Annotated[

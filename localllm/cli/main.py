@@ -8,42 +8,56 @@ import io
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import Annotated, NoReturn
 
 import click
 import typer
 
-from localllm.cli import (
-    ask,
-    cache,
-    ceiling,
-    chat,
-    completion,
-    config,
-    doctor,
-    help,
-    history,
-    models,
-    plots,
-    show,
-    template,
-)
-from localllm.cli.options import SettingsCommand
 from localllm.cli.signals import interrupt_on_signals
 from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError, OutOfMemory, UsageError
 from localllm.terminal.safe import one_line
 
+COMPLETION_VARIABLE = "_LOCALLLM_COMPLETE"
 OWN_OPTIONS = ("-h", "--help", "--version")
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG)
 
-app = typer.Typer(
-    name="localllm",
-    help="A local assistant on your own machine: chat, one-shot prompts in pipes, and the speed your hardware allows.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+_ABOUT = "A local assistant on your own machine: chat, one-shot prompts in pipes, and the speed your hardware allows."
+_MODULES = {  # the commands, in the order of the help, and the module of each
+    "ask": "ask",
+    "chat": "chat",
+    "list": "models",
+    "ls": "models",
+    "show": "show",
+    "pull": "models",
+    "rm": "models",
+    "ceiling": "ceiling",
+    "doctor": "doctor",
+    "cache": "cache",
+    "history": "history",
+    "config": "config",
+    "template": "template",
+    "completion": "completion",
+    "help": "help",
+}
+
+
+def program(command: str | None = None) -> click.Group:
+    """The whole command line, or only what it takes for one command: all others cost a start 20 ms."""
+    app = typer.Typer(
+        name="localllm",
+        help=_ABOUT,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_program)
+    alone = command in _MODULES and command != "help"  # which tells of the others
+    modules = [_MODULES[command]] if alone and command else dict.fromkeys(_MODULES.values())
+    for name in modules:
+        app.add_typer(import_module(f"localllm.cli.{name}").app)
+    return typer.main.get_group(app)
 
 
 def _show_version(wanted: bool) -> None:
@@ -54,30 +68,12 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _program(
     _version: Annotated[
         bool, typer.Option("--version", help="Show the version and leave.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Take the options that come before a command."""
-
-
-app.command("ask", cls=SettingsCommand)(ask.ask)
-app.command("chat", cls=SettingsCommand)(chat.chat)
-app.command("list")(models.list_models)
-app.command("ls", hidden=True)(models.list_models)
-app.command("show")(show.show)
-app.command("pull")(models.pull)
-app.command("rm")(models.rm)
-app.command("ceiling", cls=plots.PlotCommand)(ceiling.ceiling)
-app.command("doctor")(doctor.doctor)
-app.add_typer(cache.app)
-app.add_typer(history.app)
-app.add_typer(config.app)
-app.add_typer(template.app)
-app.command("completion")(completion.completion)
-app.command("help")(help.show_help)
 
 
 class _Stderr(io.TextIOWrapper):
@@ -129,19 +125,21 @@ def _guarded(arguments: list[str], as_json: bool) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    program = typer.main.get_group(app)
-    if shell := os.environ.get(completion.VARIABLE):
-        return completion.answer(program, shell, arguments)
+    if shell := os.environ.get(COMPLETION_VARIABLE):
+        from localllm.cli import completion
+
+        return completion.answer(program(), shell, arguments)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in OWN_OPTIONS):
         arguments = ["chat", *arguments]
     try:
         # Not through click's own main(), which turns a closed pipe into exit code 1.
-        with program.make_context("localllm", arguments) as context:
-            result = program.invoke(context)
+        group = program(arguments[0])
+        with group.make_context("localllm", arguments) as context:
+            result = group.invoke(context)
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except click.ClickException as error:
-        known = arguments[0] in program.commands
+        known = arguments[0] in _MODULES
         place = f"localllm {arguments[0]}" if known else "localllm"
         raise UsageError(error.format_message().rstrip("."), f"see {place} --help{_advice(error, place)}") from error
     return result if isinstance(result, int) else 0

@@ -22,6 +22,11 @@ _HEADER = ("NAME", "SIZE", "QUANT", "HERE", "FITS", "DRAFT", "FROM")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command("ls", hidden=True)
+@app.command("list")
 def list_models(
     pattern: Annotated[
         str, typer.Argument(metavar="[TEXT]", help="Only names that contain this.", show_default=False)
@@ -47,6 +52,7 @@ def list_models(
         sys.stdout.write(line + "\n")
 
 
+@app.command()
 def pull(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Names, or user/repo[:QUANT] of the hub.")],
     draft: Annotated[
@@ -85,6 +91,7 @@ def _wants_draft(name: str, smaller: "ModelSpec") -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
+@app.command()
 def rm(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Names as in `localllm list`.")],
 ) -> None:

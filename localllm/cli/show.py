@@ -20,6 +20,10 @@ _MAX_VALUE_CHARS = 200
 Facts = dict[str, object]
 
 
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
 def show(
     model: Annotated[str, typer.Argument(metavar="NAME|PATH", help="As for `ask -m`.")],
     as_json: Json = False,
