@@ -51,7 +51,7 @@ def mentioned(text: str) -> tuple[list[str], list[str]]:
 
 def with_files(text: str, files: Sequence[Attachment]) -> str:
     """The message: each file under its name, then the text. Files come first, as what costs to read can be shared."""
-    return "\n\n".join([*(f"{file.name}:\n\n{file.text.strip()}" for file in files), text])
+    return "\n\n".join([*(f"==> {file.name} <==\n{file.text.strip()}" for file in files), text])
 
 
 def _is_file(name: str) -> bool:
