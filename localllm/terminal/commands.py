@@ -14,7 +14,7 @@ from localllm.config import Settings
 from localllm.errors import UsageError
 from localllm.session import portable
 from localllm.session.chat import Chat
-from localllm.session.room import filled
+from localllm.session.room import Coming, filled
 from localllm.terminal import attachments, clipboard, render
 from localllm.terminal.chat_settings import set_value
 from localllm.terminal.context_view import context_view
@@ -31,9 +31,13 @@ class Leave(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A command that has the model answer: ``begin(cancel, hold_unopened)`` gives the events of the turn."""
+    """A command that has the model answer: ``begin(cancel, hold_unopened)`` gives the events of the turn.
+
+    It needs room for what is ``coming``.
+    """
 
     begin: Callable[[Cancel, bool], Iterator[Event]]
+    coming: Coming
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +127,12 @@ def _model(context: Context, argument: str) -> str:
 
 
 def _regen(context: Context, _: str) -> Answer:
-    _last_question(context)
-    return Answer(context.chat.again)
+    return Answer(context.chat.again, Coming(context.chat.last_question().text, replaces_last=True))
 
 
 def _continue(context: Context, _: str) -> Answer:
-    _last_question(context)
-    return Answer(context.chat.go_on)
+    question, begun = context.chat.last_question(), context.chat.begun()
+    return Answer(context.chat.go_on, Coming(question.text, True, len(begun)))
 
 
 def _undo(context: Context, _: str) -> str:
@@ -141,17 +144,10 @@ def _undo(context: Context, _: str) -> str:
 
 
 def _edit(context: Context, _: str) -> Edit:
-    question = _last_question(context)
+    question = context.chat.last_question().text
     typed, files = context.typed.get(question, (question, []))
     context.files[:] = files
     return Edit(typed)
-
-
-def _last_question(context: Context) -> str:
-    said = context.chat.said
-    if len(said) < 2:
-        raise UsageError("nothing was asked yet", "")
-    return said[-2].text
 
 
 def _last_answer(context: Context) -> str:

@@ -20,7 +20,7 @@ from prompt_toolkit.formatted_text import HTML
 from localllm.cancel import Cancel
 from localllm.errors import Cancelled, LocalLLMError, PromptTooLong
 from localllm.session.chat import Chat
-from localllm.session.room import make_room, summarise
+from localllm.session.room import Coming, can_have_room, make_room, summarise
 from localllm.terminal import attachments, commands, keys, render
 from localllm.terminal.safe import readable, safe
 from localllm.values import Event, TurnEnd, TurnStats, WhenFull
@@ -32,7 +32,9 @@ _MIN_COLUMNS = 20  # in a narrower window our lines are folded by the terminal
 _FULL_SHARE = 0.8  # of the context, from which it is told
 _LEAST_ROOM = 1 / 8  # of the context, for an answer
 _MEASURE_AFTER_S = 1.0  # of quiet after an answer
-_ROOM_HINT = "/clear begins anew, a shorter message may fit, and localllm chat --ctx-size N gives more room"
+_ROOM_HINT = "/clear begins anew, a shorter message may fit, and /set ctx_size N gives more room"
+_CUT_HINT = "/continue makes room and goes on with the answer"
+_ALONE_HINT = "/set ctx_size N gives more room, and /continue then goes on with the answer"
 
 Cancelling = Callable[[Cancel], AbstractContextManager[None]]
 
@@ -99,8 +101,8 @@ class Repl:
         editing, self._editing = self._editing is not None, None
         if commands.is_command(line):
             match commands.run(line, self._context):
-                case commands.Answer(begin):
-                    self._answer(begin, lambda: self._chat.said[-2].text)
+                case commands.Answer(begin, coming):
+                    self._answer(begin, coming)
                 case commands.Edit(text):
                     self._editing = text
                 case said:
@@ -118,25 +120,26 @@ class Repl:
             self._say(f"@{other} is no file here, so it stays text")
         files = [*self._context.files, *read]
         question = attachments.with_files(text, files)
+        coming = Coming(question, replaces_last=instead)
         if self._leaves_little_room(question):
-            self._make_room(question)
+            self._make_room(coming)
         send = self._chat.instead if instead else self._chat.turn
         self._context.typed[question] = (text, list(self._context.files))
-        self._answer(partial(send, question), lambda: question)
+        self._answer(partial(send, question), coming)
         self._context.files.clear()
 
-    def _answer(self, begin: Callable[[Cancel, bool], Iterator[Event]], question: Callable[[], str]) -> None:
+    def _answer(self, begin: Callable[[Cancel, bool], Iterator[Event]], coming: Coming) -> None:
         try:
             end = self._show(begin)
         except PromptTooLong as error:
-            if not self._make_room(question()):
+            if not self._make_room(coming):
                 raise PromptTooLong(error.message, _ROOM_HINT) from error
             end = self._show(begin)
         notes = [cut] if (cut := render.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
             notes.append("the question is not kept")
         elif end.reason == "context":
-            notes.append("/continue makes room and goes on with the answer")
+            notes.append(_CUT_HINT if len(self._chat.remembered) > 2 else _ALONE_HINT)
         for note in notes:
             self._say(note)
         self._say(render.stats_line(end, self._chat.engine.info.n_ctx))
@@ -164,9 +167,9 @@ class Repl:
         tokens = len(engine.encode_raw(question).ids) + (last.context_tokens if last else 0)
         return tokens > (1 - _LEAST_ROOM) * engine.info.n_ctx
 
-    def _make_room(self, question: str) -> bool:
+    def _make_room(self, coming: Coming) -> bool:
         """Do what the user wants where the context is full; False where nothing was or could be done."""
-        if not self._chat.remembered:
+        if not (self._chat.remembered and can_have_room(self._chat, coming, Cancel())):
             return False
         if self._context.when_full == "ask":
             self._context.when_full = self._asked_what_to_do()
@@ -175,18 +178,24 @@ class Repl:
             )
         if self._context.when_full == "stop":
             return False
-        if self._context.when_full == "summarise":
-            self._say("the context is full; the model summarises the older half of the conversation:")
-            before = self._chat.forgotten_turns
-            self._show(partial(summarise, self._chat))
-            if (gone := self._chat.forgotten_turns - before) > 0:
-                self._say(f"this stands for the oldest {gone} questions and answers now")
-            else:
-                self._say("there is no whole summary, so the oldest are dropped instead")
-        dropped = make_room(self._chat, question, Cancel())
+        summarised = self._context.when_full == "summarise" and self._summarise(coming)
+        dropped = make_room(self._chat, coming, Cancel())
         if dropped:
             self._say(f"the model is no longer given the oldest {dropped} questions and answers (/context)")
-        return dropped > 0 or self._context.when_full == "summarise"
+        return summarised or dropped > 0
+
+    def _summarise(self, coming: Coming) -> bool:
+        """Have the model summarise; False where there is no summary. Raises Cancelled on Ctrl-C."""
+        self._say("the context is full; the model summarises the older half of the conversation:")
+        before = len(self._chat.remembered)
+        with suppress(PromptTooLong):
+            if self._show(partial(summarise, self._chat, coming)).reason == "interrupted":
+                raise Cancelled("interrupted")
+        if gone := (before - len(self._chat.remembered)) // 2:
+            self._say(f"this stands for the oldest {gone} questions and answers now")
+            return True
+        self._say("there is no whole summary, so the oldest are dropped instead")
+        return False
 
     def _asked_what_to_do(self) -> WhenFull:
         choices: dict[str, WhenFull] = {"d": "drop", "s": "summarise", "n": "stop"}
