@@ -6,20 +6,24 @@ import json
 import os
 import re
 import stat
+from contextlib import nullcontext
 
 import pytest
+from fakes import FakeDecoder, fake_engine, says
 from hypothesis import given
 from hypothesis import strategies as st
 from terminals import ENDLESS, STATUS
 
-from localllm import Message
+from localllm import Message, Sampling
+from localllm.cancel import Cancel
 from localllm.ceiling.hardware import given as device
 from localllm.ceiling.machine import Machine
 from localllm.ceiling.roofline import Workload
-from localllm.errors import UsageError
+from localllm.errors import Cancelled, UsageError
 from localllm.here import Bound, Question, Subject
+from localllm.session.chat import Chat
 from localllm.session.room import Filled
-from localllm.terminal import attachments, clipboard, render
+from localllm.terminal import attachments, clipboard, commands, render
 from localllm.terminal.context_view import bar, context_view
 from localllm.terminal.why import why
 from localllm.values import ModelInfo, TurnStats
@@ -286,3 +290,53 @@ def test_all_turns_are_summed_up():
     text = render.session_summary([STATS, STATS])
     assert re.search(r"prefill +100 tokens in 1.000 s, 100 tok/s", text)
     assert re.search(r"decode +202 tokens in 4.000 s, 50 tok/s", text) and "accepted 100 (62 %)" in text
+
+
+NAMES = ["", "-", ".", "~", "~nosuchuser/x", "x" * 300, "y/" * 3000, "a\0b", "\udcff", "/dev/zero", "/dev/tty"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "/proc/self/mem", "pipe", "loop", "lost", "locked/x", "binary", "blank"])
+def test_what_is_no_text_file_is_refused_at_once(name, tmp_path, monkeypatch):
+    """In a line that says why, without waiting for anything; and none of these names breaks a message."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "lost").symlink_to("nowhere")
+    (tmp_path / "binary").write_bytes(b"\0\1")
+    (tmp_path / "blank").write_text(" \n")
+    (tmp_path / "locked").mkdir(mode=0)
+    with pytest.raises(UsageError) as refused:
+        attachments.read(name, Cancel(0.5))
+    assert refused.value.hint
+    attachments.mentioned(f'@"{name}" @{name}')
+
+
+def test_a_name_cannot_write_lines_of_its_own(tmp_path):
+    """Neither on the screen nor between the files of a prompt."""
+    odd = tmp_path / "a\nb\x1b[31m.txt"
+    odd.write_text("text")
+    assert attachments.read(str(odd), Cancel()).name == "a b[31m.txt"
+
+
+def test_counting_a_file_can_be_stopped(tmp_path):
+    """Ctrl-C leaves the command that reads it, and nothing is attached."""
+    (tmp_path / "a.txt").write_text("text")
+    cancel = Cancel()
+    cancel.set()
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling())
+    view = render.View(io.StringIO(), io.StringIO())
+    context = commands.Context(chat, view, None, None, None, stoppable=lambda: nullcontext(cancel))
+    with pytest.raises(Cancelled):
+        commands.run(f"/file {tmp_path / 'a.txt'}", context)
+    assert not context.files
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x.md", "x" * 300, "nosuch/x.json", ".", "a\0b"])
+def test_a_conversation_is_not_saved_where_that_cannot_be(name, tmp_path, monkeypatch):
+    """A line says so."""
+    monkeypatch.chdir(tmp_path)
+    said = [Message("user", "a"), Message("assistant", "b")]
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(), said=said)
+    context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
+    with pytest.raises(UsageError):
+        commands.run(f"/save {name}", context)

@@ -5,8 +5,8 @@ no screen.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
@@ -50,13 +50,18 @@ class Edit:
 Outcome = str | Answer | Edit
 
 
+@contextmanager
+def _unstoppable() -> Iterator[Cancel]:
+    yield Cancel()
+
+
 @dataclass
 class Context:
     """What commands may use and change.
 
     ``switch_model`` loads another model, ``reload`` the same one with other runtime settings, of which it returns all;
-    ``measure`` tells what memory allows it. ``files`` go with the next message; ``typed`` tells what the user wrote of
-    a question that files went with.
+    ``measure`` tells what memory allows it; ``stoppable`` gives a Cancel that Ctrl-C sets. ``files`` go with the next
+    message; ``typed`` tells what the user wrote of a question that files went with.
     """
 
     chat: Chat
@@ -65,6 +70,7 @@ class Context:
     reload: Callable[[dict[str, object]], Settings]
     measure: "Callable[[], Bound]"
     when_full: WhenFull = "ask"
+    stoppable: Callable[[], AbstractContextManager[Cancel]] = _unstoppable
     files: list[attachments.Attachment] = field(default_factory=list)
     typed: dict[str, tuple[str, list[attachments.Attachment]]] = field(default_factory=dict)
 
@@ -167,15 +173,17 @@ def _file(context: Context, argument: str) -> str:
     if argument == "none":
         context.files.clear()
         return "no files go with your next message"
-    attached = attachments.read(argument)
+    with context.stoppable() as cancel:
+        attached = attachments.read(argument, cancel)
+        shown = described(context.chat, attached, cancel)
     context.files.append(attached)
-    return f"{described(context.chat, attached)}; goes with your next message"
+    return f"{shown}; goes with your next message"
 
 
-def described(chat: Chat, file: attachments.Attachment) -> str:
-    """How large a file is, for people and for the model."""
+def described(chat: Chat, file: attachments.Attachment, cancel: Cancel) -> str:
+    """How large a file is, for people and for the model. Raises what ``Engine.encode_raw`` raises."""
     size = size_text(len(file.text.encode("utf-8", "replace")))
-    tokens = len(chat.engine.encode_raw(file.text).ids)
+    tokens = len(chat.engine.encode_raw(file.text, cancel).ids)
     return f"{file.name}: {size}, {tokens:,} tokens ({100 * tokens / chat.engine.info.n_ctx:.0f} % of the context)"
 
 
@@ -189,7 +197,7 @@ def _save(context: Context, argument: str) -> str:
         raise UsageError("/save needs the name of a file", "NAME.md is for reading, /load reads NAME.json back")
     if not context.chat.said:
         raise UsageError("there is nothing to save yet", "")
-    path = Path(argument).expanduser()
+    path = attachments.path_of(argument)
     form = portable.as_json if path.suffix == ".json" else portable.as_markdown
     system = [message for message in context.chat.messages if message.role == "system"]
     try:
@@ -206,7 +214,8 @@ def _save(context: Context, argument: str) -> str:
 def _load(context: Context, argument: str) -> str:
     if not argument:
         raise UsageError("/load needs the name of a file", "one that /save NAME.json wrote")
-    messages = portable.from_json(attachments.read(argument).text)
+    with context.stoppable() as cancel:
+        messages = portable.from_json(attachments.read(argument, cancel).text)
     context.chat.replace([message for message in messages if message.role != "system"])
     context.chat.system = next((message.text for message in messages if message.role == "system"), "")
     return f"{len(context.chat.said) // 2} questions and answers from {argument}"
@@ -225,7 +234,9 @@ def _stats(context: Context, _: str) -> str:
 
 def _context(context: Context, _: str) -> str:
     chat = context.chat
-    return context_view(filled(chat), chat.forgotten_turns, render.columns(context.view.out))
+    with context.stoppable() as cancel:
+        fills = filled(chat, cancel)
+    return context_view(fills, chat.forgotten_turns, render.columns(context.view.out))
 
 
 def _why(context: Context, _: str) -> str:

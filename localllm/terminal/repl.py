@@ -58,6 +58,7 @@ class Repl:
         self._chat = context.chat
         self._ceiling = _Ceiling(context.chat, context.measure)
         self._context.measure = self._ceiling.bound
+        self._context.stoppable = self._stoppable
         self._cancelling = cancelling
         self._told_full = False
         self._editing: str | None = None  # the text of a question that is being changed
@@ -113,9 +114,10 @@ class Repl:
     def _ask(self, text: str, instead: bool) -> None:
         """Send a message with the files that go with it."""
         names, others = attachments.mentioned(text)
-        read = [attachments.read(name) for name in names]
-        for file in read:
-            self._say(commands.described(self._chat, file))
+        with self._stoppable() as cancel:
+            read = [attachments.read(name, cancel) for name in names]
+            for file in read:
+                self._say(commands.described(self._chat, file, cancel))
         for other in others:
             self._say(f"@{other} is no file here, so it stays text")
         files = [*self._context.files, *read]
@@ -147,9 +149,15 @@ class Repl:
         self._chat.engine.keep(background=True)
 
     def _show(self, begin: Callable[[Cancel, bool], Iterator[Event]]) -> TurnEnd:
+        with self._stoppable() as cancel:
+            return render.show(begin(cancel, not self._context.view.reasoning), self._context.view)
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[Cancel]:
+        """A block that may take long: a Cancel that Ctrl-C sets, and no keys between our lines."""
         cancel = Cancel()
         with self._cancelling(cancel), keys_unseen():
-            return render.show(begin(cancel, not self._context.view.reasoning), self._context.view)
+            yield cancel
 
     # --- a full context ------------------------------------------------------------------------------------------
 
@@ -164,13 +172,16 @@ class Repl:
     def _leaves_little_room(self, question: str) -> bool:
         """Whether an answer would soon be cut: a guess, as the prompt is not put together twice for it."""
         engine, last = self._chat.engine, self._chat.last
-        tokens = len(engine.encode_raw(question).ids) + (last.context_tokens if last else 0)
+        with self._stoppable() as cancel:
+            asked = len(engine.encode_raw(question, cancel).ids)
+        tokens = asked + (last.context_tokens if last else 0)
         return tokens > (1 - _LEAST_ROOM) * engine.info.n_ctx
 
     def _make_room(self, coming: Coming) -> bool:
         """Do what the user wants where the context is full; False where nothing was or could be done."""
-        if not (self._chat.remembered and can_have_room(self._chat, coming, Cancel())):
-            return False
+        with self._stoppable() as cancel:
+            if not (self._chat.remembered and can_have_room(self._chat, coming, cancel)):
+                return False
         if self._context.when_full == "ask":
             self._context.when_full = self._asked_what_to_do()
             self._say(
@@ -179,7 +190,8 @@ class Repl:
         if self._context.when_full == "stop":
             return False
         summarised = self._context.when_full == "summarise" and self._summarise(coming)
-        dropped = make_room(self._chat, coming, Cancel())
+        with self._stoppable() as cancel:
+            dropped = make_room(self._chat, coming, cancel)
         if dropped:
             self._say(f"the model is no longer given the oldest {dropped} questions and answers (/context)")
         return summarised or dropped > 0
