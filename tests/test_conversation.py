@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from localllm import Message, Sampling, TurnEnd
 from localllm.cancel import Cancel
-from localllm.errors import PromptTooLong, UsageError
+from localllm.errors import Cancelled, PromptTooLong, UsageError
 from localllm.session import portable, room
 from localllm.session.chat import Chat
 
@@ -148,7 +148,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1
 
 @given(sizes=SIZES, question=st.integers(1, 600), replaces_last=st.booleans(), summary=st.sampled_from([b"Sum.", b""]))
 def test_making_room_never_takes_what_it_is_for(sizes, question, replaces_last, summary):
-    """The question that is replaced stays; where all in vain, so does all else; what fits afterwards can be answered."""
+    """What is replaced stays, and all else where nothing helps; what has room afterwards is answered."""
     chat = chat_of(FakeDecoder(says(summary), n_ctx=512))
     said = [(Message("user", "q" * asked), Message("assistant", "a" * answered)) for asked, answered in sizes]
     chat.replace([message for turn in said for message in turn])
@@ -244,3 +244,18 @@ def test_a_file_that_holds_no_conversation_is_refused(text):
     """In one line, whatever it is."""
     with pytest.raises(UsageError):
         portable.from_json(text)
+
+
+def test_a_model_that_cannot_even_be_loaded_again_says_what_to_do():
+    """As where Ctrl-C comes twice; the next question is refused, and another model can be loaded."""
+    chat = chat_of()
+    end_of(chat.turn("one", Cancel()))
+
+    def fails():
+        raise Cancelled("interrupted")
+
+    with pytest.raises(Cancelled) as stopped:
+        chat.switch(fails, fails)
+    assert "/model NAME" in stopped.value.hint
+    chat.switch(lambda: fake_engine(FakeDecoder(says(TEXT))), fails)
+    assert end_of(chat.turn("two", Cancel())).message.text == TEXT.decode()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from localllm.cancel import Cancel
 from localllm.engine.engine import Engine
-from localllm.errors import UsageError
+from localllm.errors import LocalLLMError, UsageError
 from localllm.values import Event, Message, Sampling, TurnEnd, TurnStats
 
 _ASKED = "What have we talked about so far?"
@@ -133,7 +133,11 @@ class Chat:
         try:
             self.engine = load()
         except BaseException:
-            self.engine = reload()
+            try:
+                self.engine = reload()
+            except LocalLLMError as error:
+                error.hint = "no model is loaded now: /model NAME loads one"
+                raise
             raise
         self.sampling = dataclasses.replace(self._choose_sampling(self.engine), **self._tuned)  # type: ignore[arg-type]
         if not same_model:
