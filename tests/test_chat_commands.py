@@ -178,6 +178,22 @@ def test_a_full_context_leaves_the_choice_to_the_user(terminal):
 
 
 @pytest.mark.model
+def test_what_was_taken_back_fills_the_context_no_more(terminal):
+    """After /undo of a long question nothing is asked and nothing is dropped."""
+    chat = terminal("--max-tokens", "5", "--ctx-size", "256", *ENDLESS)
+    chat.asks("First question.")
+    chat.asks("Second question" + ", with some other words in it" * 24)
+    chat.sees(r"the context is \d+ % full")
+    chat.ready()
+    chat.types("/undo\r")
+    chat.sees("taken back")
+    chat.ready()
+    chat.types("Third question" + ", with some other words in it" * 8 + "\r")
+    before = chat.sees(STATUS)
+    assert "[d]rop" not in before and "no longer given" not in before
+
+
+@pytest.mark.model
 def test_the_model_can_summarise_what_no_longer_fits(terminal):
     """The summary is shown, and says for how many questions it stands; [n]either refuses the message."""
     for choice, expected in [("n", "the prompt has"), ("s", r"this stands for the oldest|there is no whole summary")]:

@@ -56,9 +56,18 @@ class Coming:
     begun_tokens: int = 0
 
 
+def needed_tokens(chat: Chat, coming: Coming, cancel: Cancel, forgotten: int = 0) -> int:
+    """How many tokens it takes, behind what the model is given without so many more of the oldest turns.
+
+    Raises what ``Engine.encode`` raises.
+    """
+    before = chat.without(forgotten, newest=int(coming.replaces_last))
+    return len(chat.engine.encode([*before, Message("user", coming.question)], cancel).ids) + coming.begun_tokens
+
+
 def can_have_room(chat: Chat, coming: Coming, cancel: Cancel) -> bool:
     """Whether it would fit if all was forgotten that can be. Raises what ``Engine.encode`` raises."""
-    return _tokens(chat, coming, _forgettable(chat, coming), cancel) < chat.engine.info.n_ctx
+    return needed_tokens(chat, coming, cancel, _forgettable(chat, coming)) < chat.engine.info.n_ctx
 
 
 def make_room(chat: Chat, coming: Coming, cancel: Cancel) -> int:
@@ -70,7 +79,7 @@ def make_room(chat: Chat, coming: Coming, cancel: Cancel) -> int:
     most, n_ctx = _forgettable(chat, coming), chat.engine.info.n_ctx
     for turns in range(most + 1):
         room = n_ctx // 4 if turns < most else 1  # a question that stands alone may leave less for its answer
-        if _tokens(chat, coming, turns, cancel) + room <= n_ctx:
+        if needed_tokens(chat, coming, cancel, turns) + room <= n_ctx:
             if turns:
                 chat.forget(turns)
             return turns
@@ -100,12 +109,6 @@ def summarise(chat: Chat, coming: Coming, cancel: Cancel, hold_unopened: bool = 
 def _forgettable(chat: Chat, coming: Coming) -> int:
     """How many turns can be forgotten for it at most."""
     return len(chat.remembered) // 2 - coming.replaces_last
-
-
-def _tokens(chat: Chat, coming: Coming, forgotten: int, cancel: Cancel) -> int:
-    """How many tokens it takes behind what the model would then be given."""
-    before = chat.without(forgotten, newest=int(coming.replaces_last))
-    return len(chat.engine.encode([*before, Message("user", coming.question)], cancel).ids) + coming.begun_tokens
 
 
 def _older_half(chat: Chat) -> int:

@@ -20,7 +20,7 @@ from prompt_toolkit.formatted_text import HTML
 from localllm.cancel import Cancel
 from localllm.errors import Cancelled, LocalLLMError, PromptTooLong
 from localllm.session.chat import Chat
-from localllm.session.room import Coming, can_have_room, make_room, summarise
+from localllm.session.room import Coming, can_have_room, make_room, needed_tokens, summarise
 from localllm.terminal import attachments, commands, keys, render
 from localllm.terminal.safe import readable, safe
 from localllm.values import Event, TurnEnd, TurnStats, WhenFull
@@ -123,7 +123,7 @@ class Repl:
         files = [*self._context.files, *read]
         question = attachments.with_files(text, files)
         coming = Coming(question, replaces_last=instead)
-        if self._leaves_little_room(question):
+        if self._leaves_little_room(coming):
             self._make_room(coming)
         send = self._chat.instead if instead else self._chat.turn
         self._context.typed[question] = (text, list(self._context.files))
@@ -169,13 +169,13 @@ class Repl:
             self._say(f"the context is {100 * share:.0f} % full (/context shows with what); when it is full: {then}")
         self._told_full = share >= _FULL_SHARE
 
-    def _leaves_little_room(self, question: str) -> bool:
-        """Whether an answer would soon be cut: a guess, as the prompt is not put together twice for it."""
+    def _leaves_little_room(self, coming: Coming) -> bool:
+        """Whether an answer would soon be cut: the prompt is put together for it only where a guess says so."""
         engine, last = self._chat.engine, self._chat.last
+        most = (1 - _LEAST_ROOM) * engine.info.n_ctx
         with self._stoppable() as cancel:
-            asked = len(engine.encode_raw(question, cancel).ids)
-        tokens = asked + (last.context_tokens if last else 0)
-        return tokens > (1 - _LEAST_ROOM) * engine.info.n_ctx
+            guess = len(engine.encode_raw(coming.question, cancel).ids) + (last.context_tokens if last else 0)
+            return guess > most and needed_tokens(self._chat, coming, cancel) > most
 
     def _make_room(self, coming: Coming) -> bool:
         """Do what the user wants where the context is full; False where nothing was or could be done."""
