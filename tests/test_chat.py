@@ -313,6 +313,18 @@ def test_what_is_a_command(line, command):
     assert commands.is_command(line) is command
 
 
+@pytest.mark.parametrize("command", [command for command in commands.COMMANDS if not command.argument])
+def test_a_pasted_text_that_begins_like_a_command_does_nothing(command):
+    """A command that takes no argument refuses one: it neither leaves nor takes anything back."""
+    said = [Message("user", "one"), Message("assistant", "two")]
+    chat = Chat(fake_engine(FakeDecoder(says(b""))), greedy, said=said)
+    context = commands.Context(chat, View(sys.stdout, sys.stderr), None, None, None)
+    for name in (command.name, *command.aliases):
+        with pytest.raises(UsageError, match="takes nothing behind it"):
+            commands.run(f"/{name} is\nwhat my log says", context)
+    assert list(chat.said) == said
+
+
 def test_unknown_commands_are_errors_with_the_nearest_name():
     """Never sent to the model."""
     with pytest.raises(UsageError) as caught:

@@ -299,4 +299,7 @@ def is_command(line: str) -> bool:
 def run(line: str, context: Context) -> Outcome:
     """Run the command in ``line``; returns what is to happen. Raises Leave, LocalLLMError."""
     name, *rest = line.strip().removeprefix("/").split(maxsplit=1)
-    return find(name).run(context, "".join(rest))
+    command = find(name)
+    if rest and not command.argument:  # a pasted text that begins so must not end or clear anything
+        raise UsageError(f"/{name} takes nothing behind it", 'a text that begins so can be sent between two """')
+    return command.run(context, "".join(rest))
