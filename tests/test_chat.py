@@ -253,6 +253,22 @@ def test_a_read_only_home_is_no_reason_not_to_talk(home):
     assert path and path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
+def test_an_input_history_that_is_no_file_is_done_without(tmp_path, kind):
+    """It is neither waited for nor read without end."""
+    path = tmp_path / "chat_history"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path)
+    assert history_path(tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("text", "complete", "meant"),
     [

@@ -5,7 +5,9 @@ import io
 import json
 import os
 import re
+import resource
 import stat
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -356,3 +358,31 @@ def test_a_conversation_is_not_saved_where_that_cannot_be(name, tmp_path, monkey
     context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
     with pytest.raises(UsageError):
         commands.run(f"/save {name}", context)
+
+
+def test_a_full_disk_leaves_no_half_conversation(tmp_path):
+    """What cannot be written whole is not there, so that it can be saved under the same name later."""
+    said = [Message("user", "a"), Message("assistant", "b" * 100_000)]
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(), said=said)
+    context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(UsageError, match="too large"):
+            commands.run(f"/save {tmp_path / 'a.json'}", context)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [*tmp_path.iterdir()]
+    assert "saved 1" in commands.run(f"/save {tmp_path / 'a.json'}", context)
+
+
+def test_the_clipboard_outlives_the_next_ctrl_c(tmp_path, monkeypatch):
+    """What serves it in the background is in a session of its own, where the terminal's signals do not come."""
+    program = tmp_path / "xclip"
+    program.write_text(f"#!{sys.executable}\nimport os, sys\nsys.exit(os.getsid(0) != os.getpid())\n")
+    program.chmod(0o755)
+    for variable in ("WAYLAND_DISPLAY", "WSL_DISTRO_NAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert clipboard.copy("text", io.StringIO()) == "with xclip"

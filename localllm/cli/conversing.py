@@ -114,7 +114,7 @@ def converse(start: Start) -> int:
 
 
 def use_terminal() -> None:
-    """Read keys from the terminal from now on, where stdin is something else or closed. Raises UsageError without one."""
+    """Read keys from the terminal from now on, whatever stdin is, or was. Raises UsageError without one."""
     try:
         if sys.stdin is None or not sys.stdin.isatty():
             terminal = os.open("/dev/tty", os.O_RDWR)

@@ -7,6 +7,7 @@ no screen.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
@@ -201,14 +202,24 @@ def _save(context: Context, argument: str) -> str:
     form = portable.as_json if path.suffix == ".json" else portable.as_markdown
     system = [message for message in context.chat.messages if message.role == "system"]
     try:
-        with path.open("x", encoding="utf-8", errors="replace") as file:
-            file.write(form([*system, *context.chat.said]))
+        _write_new(path, form([*system, *context.chat.said]))
     except FileExistsError:
         raise UsageError(f"{argument} is there already", "name another file, or remove it first") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot write {argument}: {reason}", "name another file") from error
     return f"saved {len(context.chat.said) // 2} questions and answers to {argument}"
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that was not there, whole or not at all. Raises OSError and ValueError."""
+    file = path.open("x", encoding="utf-8", errors="replace")
+    try:
+        with file:
+            file.write(text)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _load(context: Context, argument: str) -> str:

@@ -314,10 +314,10 @@ def history_path(directory: Path) -> Path | None:
     path = directory / "chat_history"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NONBLOCK, 0o600))  # a pipe would wait
+        return path if path.is_file() else None
     except OSError:
         return None
-    return path
 
 
 def is_terminal() -> bool:
