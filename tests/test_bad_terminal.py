@@ -335,3 +335,21 @@ def test_without_a_terminal_there_is_no_chat_behind_an_answer(home, redirection)
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, start_new_session=True)
     assert done.returncode == 2 and not done.stdout
     assert "-i needs a terminal" in done.stderr or "2>&-" in redirection
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("answering", [False, True])
+def test_a_window_that_is_closed_ends_a_chat(terminal, tmp_path, answering):
+    """At once, with the code of a signal, and without a word: there is nobody to read it."""
+    errors = tmp_path / "errors"
+    chat = terminal(command=["sh", "-c", f"exec {PROGRAM} chat {' '.join(ENDLESS)} 2>{errors}"])
+    chat.ready()
+    if answering:
+        chat.types("Tell me a story.\r")
+        chat.sees(r"story\.[\s\S]{80}")
+    else:
+        chat.types("half a question")
+        chat.sees("half a question")
+    chat.child.ptyproc.fileobj.close()
+    assert chat.child.wait() == 130
+    assert not errors.read_text()

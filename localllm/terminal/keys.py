@@ -1,5 +1,6 @@
 """The input line: what the keys do and when a text is complete. Handlers are thin, the rules pure functions."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -82,6 +83,7 @@ def new_prompt(
     ``say`` shows a line above it, where a key could not do its work; ``models`` are names to complete; ``toolbar``
     gives the line under it.
     """
+    logging.getLogger("asyncio").disabled = True  # it would complain, at length, of a terminal that is gone
     return PromptSession(
         history=_History(str(history_file)) if history_file else InMemoryHistory(),
         completer=_Completer(models),
