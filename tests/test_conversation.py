@@ -126,6 +126,7 @@ def test_a_question_that_never_fits_makes_the_model_forget_nothing():
     """It is refused later, with the conversation as it was."""
     chat = chat_of(FakeDecoder(says(TEXT), n_ctx=256))
     end_of(chat.turn("one", Cancel()))
+    assert not room.could_fit(chat, "x" * 300, Cancel()) and room.could_fit(chat, "x" * 100, Cancel())
     assert room.make_room(chat, "x" * 300, Cancel()) == 0 and chat.forgotten_turns == 0
 
 

@@ -42,6 +42,12 @@ def filled(chat: Chat, cancel: Cancel | None = None) -> Filled:
     return Filled(tuple(counts), max(0, total - sum(tokens for _, tokens in counts)), engine.info.n_ctx)
 
 
+def could_fit(chat: Chat, question: str, cancel: Cancel) -> bool:
+    """Whether ``question`` would fit if all that was said were forgotten."""
+    alone = [*chat.without(len(chat.remembered) // 2), Message("user", question)]
+    return len(chat.engine.encode(alone, cancel).ids) < chat.engine.info.n_ctx
+
+
 def make_room(chat: Chat, question: str, cancel: Cancel) -> int:
     """Forget the oldest turns until ``question`` fits with a quarter of the context for its answer.
 

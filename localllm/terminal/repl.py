@@ -20,7 +20,7 @@ from prompt_toolkit.formatted_text import HTML
 from localllm.cancel import Cancel
 from localllm.errors import Cancelled, LocalLLMError, PromptTooLong
 from localllm.session.chat import Chat
-from localllm.session.room import make_room, summarise
+from localllm.session.room import could_fit, make_room, summarise
 from localllm.terminal import attachments, commands, keys, render
 from localllm.terminal.safe import readable, safe
 from localllm.values import Event, TurnEnd, TurnStats, WhenFull
@@ -166,7 +166,7 @@ class Repl:
 
     def _make_room(self, question: str) -> bool:
         """Do what the user wants where the context is full; False where nothing was or could be done."""
-        if not self._chat.remembered:
+        if not (self._chat.remembered and could_fit(self._chat, question, Cancel())):
             return False
         if self._context.when_full == "ask":
             self._context.when_full = self._asked_what_to_do()
