@@ -313,3 +313,25 @@ def test_lines_of_ours_are_folded_between_words(terminal):
     chat.types("/help\r")
     shown = chat.sees(r"Ctrl-D\s+leaves\.")
     assert all(len(line) <= 40 for line in shown.splitlines())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("redirection", ["", "<&-", "</dev/null", "<text"])
+def test_a_chat_behind_an_answer_reads_the_terminal(terminal, tmp_path, monkeypatch, redirection):
+    """Whatever stdin is, even where it is closed."""
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("Some text.")
+    chat = terminal(command=["sh", "-c", f"exec {PROGRAM} ask -i --max-tokens 2 hi {redirection}"])
+    chat.asks("and you?")
+    chat.ready()
+    chat.types("\x04")
+    assert chat.leaves() == 0
+
+
+@pytest.mark.parametrize("redirection", ["<&-", "</dev/null", "<&- 2>&-"])
+def test_without_a_terminal_there_is_no_chat_behind_an_answer(home, redirection):
+    """That is refused before a model is loaded."""
+    command = f"exec {PROGRAM} ask -i -m nosuch.gguf hi {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, start_new_session=True)
+    assert done.returncode == 2 and not done.stdout
+    assert "-i needs a terminal" in done.stderr or "2>&-" in redirection

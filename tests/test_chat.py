@@ -253,6 +253,22 @@ def test_a_read_only_home_is_no_reason_not_to_talk(home):
     assert path and path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
+def test_an_input_history_that_is_no_file_is_done_without(tmp_path, kind):
+    """It is neither waited for nor read without end."""
+    path = tmp_path / "chat_history"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path)
+    assert history_path(tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("text", "complete", "meant"),
     [
@@ -311,6 +327,18 @@ def test_a_command_and_its_argument_may_be_separated_by_any_space():
 def test_what_is_a_command(line, command):
     """A path at the beginning of a question is not a command."""
     assert commands.is_command(line) is command
+
+
+@pytest.mark.parametrize("command", [command for command in commands.COMMANDS if not command.argument])
+def test_a_pasted_text_that_begins_like_a_command_does_nothing(command):
+    """A command that takes no argument refuses one: it neither leaves nor takes anything back."""
+    said = [Message("user", "one"), Message("assistant", "two")]
+    chat = Chat(fake_engine(FakeDecoder(says(b""))), greedy, said=said)
+    context = commands.Context(chat, View(sys.stdout, sys.stderr), None, None, None)
+    for name in (command.name, *command.aliases):
+        with pytest.raises(UsageError, match="takes nothing behind it"):
+            commands.run(f"/{name} is\nwhat my log says", context)
+    assert list(chat.said) == said
 
 
 def test_unknown_commands_are_errors_with_the_nearest_name():

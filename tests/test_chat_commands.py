@@ -5,21 +5,27 @@ import io
 import json
 import os
 import re
+import resource
 import stat
+import sys
+from contextlib import nullcontext
 
 import pytest
+from fakes import FakeDecoder, fake_engine, says
 from hypothesis import given
 from hypothesis import strategies as st
 from terminals import ENDLESS, STATUS
 
-from localllm import Message
+from localllm import Message, Sampling
+from localllm.cancel import Cancel
 from localllm.ceiling.hardware import given as device
 from localllm.ceiling.machine import Machine
 from localllm.ceiling.roofline import Workload
-from localllm.errors import UsageError
+from localllm.errors import Cancelled, UsageError
 from localllm.here import Bound, Question, Subject
+from localllm.session.chat import Chat
 from localllm.session.room import Filled
-from localllm.terminal import attachments, clipboard, render
+from localllm.terminal import attachments, clipboard, commands, render
 from localllm.terminal.context_view import bar, context_view
 from localllm.terminal.why import why
 from localllm.values import ModelInfo, TurnStats
@@ -174,6 +180,22 @@ def test_a_full_context_leaves_the_choice_to_the_user(terminal):
 
 
 @pytest.mark.model
+def test_what_was_taken_back_fills_the_context_no_more(terminal):
+    """After /undo of a long question nothing is asked and nothing is dropped."""
+    chat = terminal("--max-tokens", "5", "--ctx-size", "256", *ENDLESS)
+    chat.asks("First question.")
+    chat.asks("Second question" + ", with some other words in it" * 24)
+    chat.sees(r"the context is \d+ % full")
+    chat.ready()
+    chat.types("/undo\r")
+    chat.sees("taken back")
+    chat.ready()
+    chat.types("Third question" + ", with some other words in it" * 8 + "\r")
+    before = chat.sees(STATUS)
+    assert "[d]rop" not in before and "no longer given" not in before
+
+
+@pytest.mark.model
 def test_the_model_can_summarise_what_no_longer_fits(terminal):
     """The summary is shown, and says for how many questions it stands; [n]either refuses the message."""
     for choice, expected in [("n", "the prompt has"), ("s", r"this stands for the oldest|there is no whole summary")]:
@@ -286,3 +308,81 @@ def test_all_turns_are_summed_up():
     text = render.session_summary([STATS, STATS])
     assert re.search(r"prefill +100 tokens in 1.000 s, 100 tok/s", text)
     assert re.search(r"decode +202 tokens in 4.000 s, 50 tok/s", text) and "accepted 100 (62 %)" in text
+
+
+NAMES = ["", "-", ".", "~", "~nosuchuser/x", "x" * 300, "y/" * 3000, "a\0b", "\udcff", "/dev/zero", "/dev/tty"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "/proc/self/mem", "pipe", "loop", "lost", "locked/x", "binary", "blank"])
+def test_what_is_no_text_file_is_refused_at_once(name, tmp_path, monkeypatch):
+    """In a line that says why, without waiting for anything; and none of these names breaks a message."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "lost").symlink_to("nowhere")
+    (tmp_path / "binary").write_bytes(b"\0\1")
+    (tmp_path / "blank").write_text(" \n")
+    (tmp_path / "locked").mkdir(mode=0)
+    with pytest.raises(UsageError) as refused:
+        attachments.read(name, Cancel(0.5))
+    assert refused.value.hint
+    attachments.mentioned(f'@"{name}" @{name}')
+
+
+def test_a_name_cannot_write_lines_of_its_own(tmp_path):
+    """Neither on the screen nor between the files of a prompt."""
+    odd = tmp_path / "a\nb\x1b[31m.txt"
+    odd.write_text("text")
+    assert attachments.read(str(odd), Cancel()).name == "a b[31m.txt"
+
+
+def test_counting_a_file_can_be_stopped(tmp_path):
+    """Ctrl-C leaves the command that reads it, and nothing is attached."""
+    (tmp_path / "a.txt").write_text("text")
+    cancel = Cancel()
+    cancel.set()
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling())
+    view = render.View(io.StringIO(), io.StringIO())
+    context = commands.Context(chat, view, None, None, None, stoppable=lambda: nullcontext(cancel))
+    with pytest.raises(Cancelled):
+        commands.run(f"/file {tmp_path / 'a.txt'}", context)
+    assert not context.files
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x.md", "x" * 300, "nosuch/x.json", ".", "a\0b"])
+def test_a_conversation_is_not_saved_where_that_cannot_be(name, tmp_path, monkeypatch):
+    """A line says so."""
+    monkeypatch.chdir(tmp_path)
+    said = [Message("user", "a"), Message("assistant", "b")]
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(), said=said)
+    context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
+    with pytest.raises(UsageError):
+        commands.run(f"/save {name}", context)
+
+
+def test_a_full_disk_leaves_no_half_conversation(tmp_path):
+    """What cannot be written whole is not there, so that it can be saved under the same name later."""
+    said = [Message("user", "a"), Message("assistant", "b" * 100_000)]
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(), said=said)
+    context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(UsageError, match="too large"):
+            commands.run(f"/save {tmp_path / 'a.json'}", context)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [*tmp_path.iterdir()]
+    assert "saved 1" in commands.run(f"/save {tmp_path / 'a.json'}", context)
+
+
+def test_the_clipboard_outlives_the_next_ctrl_c(tmp_path, monkeypatch):
+    """What serves it in the background is in a session of its own, where the terminal's signals do not come."""
+    program = tmp_path / "xclip"
+    program.write_text(f"#!{sys.executable}\nimport os, sys\nsys.exit(os.getsid(0) != os.getpid())\n")
+    program.chmod(0o755)
+    for variable in ("WAYLAND_DISPLAY", "WSL_DISTRO_NAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert clipboard.copy("text", io.StringIO()) == "with xclip"

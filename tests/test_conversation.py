@@ -1,5 +1,6 @@
 """What a conversation can do besides going on: take back, ask anew, change the question, go on with an answer."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from localllm import Message, Sampling, TurnEnd
 from localllm.cancel import Cancel
-from localllm.errors import UsageError
+from localllm.errors import Cancelled, PromptTooLong, UsageError
 from localllm.session import portable, room
 from localllm.session.chat import Chat
 
+ROLES = ("user", "assistant")
 TEXT = "Grüße, a 日本 answer with several words.".encode()
 
 
@@ -113,7 +115,7 @@ def test_room_is_made_by_forgetting_no_more_than_it_takes(turns):
     chat = chat_of(FakeDecoder(says(TEXT), n_ctx=1024), system="Be kind.")
     for number in range(turns):
         chat.replace([*chat.said, Message("user", f"question {number}" * 3), Message("assistant", "answer" * 8)])
-    dropped = room.make_room(chat, "x" * 300, Cancel())
+    dropped = room.make_room(chat, room.Coming("x" * 300), Cancel())
     prompt = [*chat.messages, Message("user", "x" * 300)]
     assert len(chat.engine.encode(prompt).ids) + 256 <= 1024
     if dropped:
@@ -126,8 +128,7 @@ def test_a_question_that_never_fits_makes_the_model_forget_nothing():
     """It is refused later, with the conversation as it was."""
     chat = chat_of(FakeDecoder(says(TEXT), n_ctx=256))
     end_of(chat.turn("one", Cancel()))
-    assert not room.could_fit(chat, "x" * 300, Cancel()) and room.could_fit(chat, "x" * 100, Cancel())
-    assert room.make_room(chat, "x" * 300, Cancel()) == 0 and chat.forgotten_turns == 0
+    assert room.make_room(chat, room.Coming("x" * 300), Cancel()) == 0 and chat.forgotten_turns == 0
 
 
 def test_a_summary_takes_the_place_of_the_older_half():
@@ -135,11 +136,73 @@ def test_a_summary_takes_the_place_of_the_older_half():
     chat = chat_of(FakeDecoder(says(b"A summary."), n_ctx=2048))
     for text in ("one", "two", "three", "four"):
         chat.replace([*chat.said, Message("user", text), Message("assistant", "answer to " + text)])
-    assert end_of(room.summarise(chat, Cancel())).message.text == "A summary."
+    assert end_of(room.summarise(chat, room.Coming("next"), Cancel())).message.text == "A summary."
     assert chat.forgotten_turns == 2 and [m.text for m in chat.messages][1:3] == ["A summary.", "three"]
     before = chat.messages
-    end_of(room.summarise(chat, Cancel(timeout_s=0)))
+    end_of(room.summarise(chat, room.Coming("next"), Cancel(timeout_s=0)))
     assert chat.messages == before
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1, max_size=6)
+
+
+@given(sizes=SIZES, question=st.integers(1, 600), replaces_last=st.booleans(), summary=st.sampled_from([b"Sum.", b""]))
+def test_making_room_never_takes_what_it_is_for(sizes, question, replaces_last, summary):
+    """What is replaced stays, and all else where nothing helps; what has room afterwards is answered."""
+    chat = chat_of(FakeDecoder(says(summary), n_ctx=512))
+    said = [(Message("user", "q" * asked), Message("assistant", "a" * answered)) for asked, answered in sizes]
+    chat.replace([message for turn in said for message in turn])
+    before, coming = chat.said, room.Coming("x" * question, replaces_last)
+    possible = room.can_have_room(chat, coming, Cancel())
+    if possible:
+        with contextlib.suppress(PromptTooLong):
+            end_of(room.summarise(chat, coming, Cancel()))
+    room.make_room(chat, coming, Cancel())
+    if replaces_last:
+        assert chat.last_question() == before[-2]
+    if not possible:
+        assert chat.said == before and chat.given == before
+    else:
+        chat.sampling = dataclasses.replace(greedy(), max_tokens=1)
+        end_of((chat.instead if replaces_last else chat.turn)(coming.question, Cancel()))
+
+
+def test_a_summary_stands_for_what_was_read_for_it_and_no_more():
+    """A turn that cannot be read beside the room for a summary is no part of one, and nothing is made up for it."""
+    chat = chat_of(FakeDecoder(says(b"A summary."), n_ctx=1024))
+    small, large = ("one", "answer"), ("x" * 400, "y" * 300)
+    chat.replace([Message(role, text) for turn in (small, large) for role, text in zip(ROLES, turn, strict=True)])
+    end_of(room.summarise(chat, room.Coming("next"), Cancel()))
+    assert [m.text for m in chat.given][1:] == ["A summary.", *large]
+    with pytest.raises(PromptTooLong):
+        list(room.summarise(chat, room.Coming("next"), Cancel()))
+    assert [m.text for m in chat.given][1:] == ["A summary.", *large]
+
+
+def test_an_answer_that_goes_on_counts_with_all_that_there_is_of_it():
+    """Its beginning takes room too, and what it answers is not forgotten."""
+    chat = chat_of(FakeDecoder(says(b"z" * 2000), n_ctx=1024))
+    chat.replace([Message("user", "old"), Message("assistant", "o" * 200)])
+    assert end_of(chat.turn("write", Cancel())).reason == "context"
+    coming = room.Coming("write", True, len(chat.begun()))
+    with pytest.raises(PromptTooLong):
+        end_of(chat.go_on(Cancel()))
+    assert room.make_room(chat, coming, Cancel()) == 1
+    before = len(chat.said[-1].text)
+    end_of(chat.go_on(Cancel()))
+    assert len(chat.said[-1].text) > before and chat.said[-2].text == "write"
+
+
+@pytest.mark.parametrize("operation", ["undo", "again", "go_on", "instead"])
+def test_what_the_model_is_not_given_any_more_cannot_be_changed(operation):
+    """And that is what is said, not that nothing was asked."""
+    chat = chat_of()
+    for text in ("one", "two"):
+        end_of(chat.turn(text, Cancel()))
+    chat.forget(1)
+    chat.undo()
+    with pytest.raises(UsageError, match="not given to the model any more"):
+        list(chat.undo() if operation == "undo" else getattr(chat, operation)(*_arguments(operation)))
 
 
 def test_what_fills_the_context_adds_up():
@@ -181,3 +244,18 @@ def test_a_file_that_holds_no_conversation_is_refused(text):
     """In one line, whatever it is."""
     with pytest.raises(UsageError):
         portable.from_json(text)
+
+
+def test_a_model_that_cannot_even_be_loaded_again_says_what_to_do():
+    """As where Ctrl-C comes twice; the next question is refused, and another model can be loaded."""
+    chat = chat_of()
+    end_of(chat.turn("one", Cancel()))
+
+    def fails():
+        raise Cancelled("interrupted")
+
+    with pytest.raises(Cancelled) as stopped:
+        chat.switch(fails, fails)
+    assert "/model NAME" in stopped.value.hint
+    chat.switch(lambda: fake_engine(FakeDecoder(says(TEXT))), fails)
+    assert end_of(chat.turn("two", Cancel())).message.text == TEXT.decode()

@@ -187,6 +187,16 @@ def test_a_closed_model_says_so(smollm2):
             use()
 
 
+def test_a_closed_engine_keeps_nothing(smollm2, tmp_path, monkeypatch):
+    """There is nothing left to be stored for later; nor does asking for it touch what was freed."""
+    monkeypatch.setenv("LOCALLLM_CACHE_SIZE", "1GB")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with open_engine(str(smollm2), Settings(ctx_size=256, draft="off")) as engine:
+        list(engine.reply([Message("user", "hi")], Sampling(max_tokens=2)))
+    engine.keep()
+    engine.keep(background=True)
+
+
 def test_what_llama_cpp_holds_beyond_our_count_is_dropped(decoder):
     """If an exception came between llama.cpp and our count, the next rewind repairs it."""
     ids = decoder.vocab.tokenize("alpha beta gamma delta " * 9)[:40]

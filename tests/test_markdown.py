@@ -5,6 +5,7 @@ The oracle is rich, which renders the whole document at once; pyte is the termin
 
 import contextlib
 import io
+import itertools
 import re
 import subprocess
 import sys
@@ -269,6 +270,17 @@ def test_reasoning_is_folded():
     shown = [line.strip() for line in player.screen.display if line.strip()]
     assert len(shown) == 10 and shown[-1].endswith("Indeed.")
     assert seen(player.play(["So."]).finish()) == "thought for 3.0 s, 303 words\nSo."
+
+
+@given(streams(), st.lists(st.integers(1, 20), min_size=1), st.integers(1, 5), st.booleans())
+def test_no_window_is_too_narrow(pieces, widths, rows, reasoning):
+    """Nor one that changes while the answer comes: it is written to its end."""
+    out, width = io.StringIO(), itertools.cycle(widths)
+    writer = MarkdownWriter(Screen(out, lambda: (next(width), rows)), clock=itertools.count().__next__)
+    for piece in [*pieces, "\n\nend\n"]:
+        writer.write(piece, dim=reasoning)
+    writer.finish()
+    assert "end" in re.sub(r"\x1b\[[\d;?]*\w|\s", "", out.getvalue())
 
 
 def test_reasoning_without_an_answer_is_kept():

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import as_a_user
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,9 +48,9 @@ def own(home) -> Path:
 def run(home):
     """Runs ``localllm``; returns the finished process."""
 
-    def run(*arguments, **options):
+    def run(*arguments, command=(), **options):
         options = {"input": ""} | options
-        return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=120, **options)
+        return subprocess.run([*command, PROGRAM, *arguments], capture_output=True, text=True, timeout=120, **options)
 
     return run
 
@@ -129,6 +130,19 @@ def test_a_users_own_template_replaces_a_shipped_one(own):
     (own / ".hidden.yaml").write_text("nothing")
     assert [*templates.known_templates()] == sorted([*SHIPPED, "other"])
     assert templates.load("commit").prompt == "mine $input"
+
+
+@pytest.mark.parametrize("kind", ["no folder", "too long", "locked"])
+def test_a_folder_of_templates_that_cannot_be_looked_at_has_none(kind, home, run, monkeypatch):
+    """The shipped ones are there all the same."""
+    place = home / ("x" * 300 if kind == "too long" else "there")
+    if kind == "no folder":
+        place.write_text("")
+    elif kind == "locked":
+        place.mkdir(mode=0)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place))
+    done = run("template", "list", command=as_a_user())
+    assert done.returncode == 0 and "commit" in done.stdout and not done.stderr
 
 
 def test_a_template_by_its_path(own, tmp_path, monkeypatch):
@@ -309,6 +323,9 @@ def test_an_editor_that_fails_and_a_name_that_is_none(run, own, tmp_path):
     assert run("template", "edit", "commit", **editor(tmp_path, "exit 1")).returncode == 2
     done = run("template", "edit", ".b", **editor(tmp_path, "true"))
     assert done.returncode == 2 and "'.b' is no name for a template" in done.stderr
+    for name in ("/", "./"):
+        done = run("template", "edit", name, **editor(tmp_path, "true"))
+        assert done.returncode == 2 and "is no name for a template" in done.stderr
     assert not [*own.iterdir()]
 
 

@@ -114,12 +114,13 @@ def converse(start: Start) -> int:
 
 
 def use_terminal() -> None:
-    """Read keys from the terminal from now on, where stdin was a pipe or a file. Raises UsageError without one."""
+    """Read keys from the terminal from now on, whatever stdin is, or was. Raises UsageError without one."""
     try:
-        if not sys.stdin.isatty():
+        if sys.stdin is None or not sys.stdin.isatty():
             terminal = os.open("/dev/tty", os.O_RDWR)
-            os.dup2(terminal, 0)
-            os.close(terminal)
+            if terminal != 0:  # as it is where stdin was closed
+                os.dup2(terminal, 0)
+                os.close(terminal)
             sys.stdin = open(0, encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115  (never closed)
         if sys.stdout.isatty():
             return

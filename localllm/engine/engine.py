@@ -276,7 +276,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the model. The engine cannot be used afterwards."""
-        self._turn = None
+        self._turn = self._prefix = None
         self._wait_for_keeping()
         wait_for_workers()
         self._stepper.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from localllm.cancel import Cancel
 from localllm.engine.engine import Engine
-from localllm.errors import UsageError
+from localllm.errors import LocalLLMError, UsageError
 from localllm.values import Event, Message, Sampling, TurnEnd, TurnStats
 
 _ASKED = "What have we talked about so far?"
@@ -59,9 +59,9 @@ class Chat:
         """What the model sees: the system prompt, if there is one, and what was said and is not forgotten."""
         return self.without(0)
 
-    def without(self, turns: int) -> list[Message]:
-        """What the model would see without so many more of the oldest turns."""
-        return self._seen(self._forgotten + 2 * turns, len(self._said))
+    def without(self, oldest: int, newest: int = 0) -> list[Message]:
+        """What the model would see without so many more of the oldest turns, and of the newest ones."""
+        return self._seen(self._forgotten + 2 * oldest, len(self._said) - 2 * newest)
 
     @property
     def said(self) -> tuple[Message, ...]:
@@ -94,7 +94,7 @@ class Chat:
 
     def undo(self) -> Message:
         """Take the last question and its answer back; returns the question. Raises UsageError where there is none."""
-        question = self._last_question()
+        question = self.last_question()
         self._change(self._said[:-2])
         return question
 
@@ -133,7 +133,11 @@ class Chat:
         try:
             self.engine = load()
         except BaseException:
-            self.engine = reload()
+            try:
+                self.engine = reload()
+            except LocalLLMError as error:
+                error.hint = "no model is loaded now: /model NAME loads one"
+                raise
             raise
         self.sampling = dataclasses.replace(self._choose_sampling(self.engine), **self._tuned)  # type: ignore[arg-type]
         if not same_model:
@@ -151,22 +155,36 @@ class Chat:
 
     def instead(self, text: str, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
         """As ``turn``, in the place of the last question and its answer. Raises UsageError where there is none."""
-        self._last_question()
+        self.last_question()
         yield from self._answer(len(self._said) - 2, Message("user", text), cancel, hold_unopened)
 
     def again(self, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
         """Answer the last question anew, with another seed. Raises UsageError where there is none."""
         sampling = dataclasses.replace(self.sampling, seed=None)
-        question = self._last_question()
+        question = self.last_question()
         yield from self._answer(len(self._said) - 2, question, cancel, hold_unopened, sampling)
 
     def go_on(self, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
         """Go on with the last answer from where it ends. Raises UsageError where that cannot be."""
-        question, answer = self._last_question(), self._said[-1]
+        question, begun = self.last_question(), self.begun()
+        yield from self._answer(len(self._said) - 2, question, cancel, hold_unopened, begun=begun)
+
+    def begun(self) -> Sequence[int]:
+        """The ids of the last answer, from which it can go on. Raises UsageError where they are not known."""
+        self.last_question()
+        answer = self._said[-1]
         begun = self._cut or (() if answer.reasoning else answer.token_ids or self.engine.encode_raw(answer.text).ids)
         if not begun:
             raise UsageError("how this answer was written is not known any more", "/regen answers anew")
-        yield from self._answer(len(self._said) - 2, question, cancel, hold_unopened, begun=begun)
+        return begun
+
+    def last_question(self) -> Message:
+        """The last question that the model is given with its answer. Raises UsageError where there is none."""
+        if not self._said:
+            raise UsageError("nothing was asked yet", "")
+        if len(self.remembered) < 2:
+            raise UsageError("the last question is not given to the model any more", "ask something first")
+        return self._said[-2]
 
     def _answer(
         self,
@@ -190,11 +208,6 @@ class Chat:
     def _seen(self, start: int, stop: int) -> list[Message]:
         system = [Message("system", self._system)] if self._system else []
         return [*system, *self._summary, *self._said[start:stop]]
-
-    def _last_question(self) -> Message:
-        if len(self.remembered) < 2:
-            raise UsageError("nothing was asked yet", "")
-        return self._said[-2]
 
     def _change(self, said: list[Message]) -> None:
         self._said = said

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from localllm.cancel import Cancel
+from localllm.errors import PromptTooLong
 from localllm.session.chat import Chat
 from localllm.values import Event, Message, TurnEnd
 
@@ -42,45 +43,72 @@ def filled(chat: Chat, cancel: Cancel | None = None) -> Filled:
     return Filled(tuple(counts), max(0, total - sum(tokens for _, tokens in counts)), engine.info.n_ctx)
 
 
-def could_fit(chat: Chat, question: str, cancel: Cancel) -> bool:
-    """Whether ``question`` would fit if all that was said were forgotten."""
-    alone = [*chat.without(len(chat.remembered) // 2), Message("user", question)]
-    return len(chat.engine.encode(alone, cancel).ids) < chat.engine.info.n_ctx
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """What the model is to answer next, for which there has to be room.
+
+    ``replaces_last``: it takes the place of the last question, which therefore must not be forgotten. ``begun_tokens``:
+    of an answer that goes on.
+    """
+
+    question: str
+    replaces_last: bool = False
+    begun_tokens: int = 0
 
 
-def make_room(chat: Chat, question: str, cancel: Cancel) -> int:
-    """Forget the oldest turns until ``question`` fits with a quarter of the context for its answer.
+def needed_tokens(chat: Chat, coming: Coming, cancel: Cancel, forgotten: int = 0) -> int:
+    """How many tokens it takes, behind what the model is given without so many more of the oldest turns.
+
+    Raises what ``Engine.encode`` raises.
+    """
+    before = chat.without(forgotten, newest=int(coming.replaces_last))
+    return len(chat.engine.encode([*before, Message("user", coming.question)], cancel).ids) + coming.begun_tokens
+
+
+def can_have_room(chat: Chat, coming: Coming, cancel: Cancel) -> bool:
+    """Whether it would fit if all was forgotten that can be. Raises what ``Engine.encode`` raises."""
+    return needed_tokens(chat, coming, cancel, _forgettable(chat, coming)) < chat.engine.info.n_ctx
+
+
+def make_room(chat: Chat, coming: Coming, cancel: Cancel) -> int:
+    """Forget the oldest turns until what is ``coming`` fits with a quarter of the context for its answer.
 
     Returns how many turns the model is no longer given; the system prompt stays. Where even the question alone does
     not fit, nothing is forgotten. Raises what ``Engine.encode`` raises.
     """
-    most = len(chat.remembered) // 2
+    most, n_ctx = _forgettable(chat, coming), chat.engine.info.n_ctx
     for turns in range(most + 1):
-        n_ctx = chat.engine.info.n_ctx
         room = n_ctx // 4 if turns < most else 1  # a question that stands alone may leave less for its answer
-        if len(chat.engine.encode([*chat.without(turns), Message("user", question)], cancel).ids) + room <= n_ctx:
+        if needed_tokens(chat, coming, cancel, turns) + room <= n_ctx:
             if turns:
                 chat.forget(turns)
             return turns
     return 0
 
 
-def summarise(chat: Chat, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
+def summarise(chat: Chat, coming: Coming, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
     """Have the model put the older half of what it is given into a summary, and give it that instead.
 
-    Yields what ``Engine.reply`` yields. Nothing changes where the summary does not come to its own end.
+    Of the half as many turns as it can read beside the room for a summary. Yields what ``Engine.reply`` yields. Nothing
+    changes where the summary does not come to its own end. Raises PromptTooLong where not one turn can be read so.
     """
-    turns = _older_half(chat)
+    turns = min(_older_half(chat), _forgettable(chat, coming))
     seen, n_ctx = chat.messages, chat.engine.info.n_ctx
     start = len(seen) - len(chat.remembered)
-    older = seen[: start + 2 * turns]
     request = Message("user", _SUMMARISE)
-    while len(chat.engine.encode([*older, request], cancel).ids) + n_ctx // 4 > n_ctx and len(older) > start:
-        del older[start : start + 2]  # what cannot be read beside the room for a summary is not in it
-    for event in chat.engine.reply([*older, request], chat.sampling, cancel, hold_unopened):
+    while turns and len(chat.engine.encode([*seen[: start + 2 * turns], request], cancel).ids) > n_ctx - n_ctx // 4:
+        turns -= 1
+    if not turns:
+        raise PromptTooLong("there is no question with its answer that the model could summarise", "")
+    for event in chat.engine.reply([*seen[: start + 2 * turns], request], chat.sampling, cancel, hold_unopened):
         if isinstance(event, TurnEnd) and event.reason == "stop" and event.message.text.strip():
             chat.forget(turns, event.message.text.strip())
         yield event
+
+
+def _forgettable(chat: Chat, coming: Coming) -> int:
+    """How many turns can be forgotten for it at most."""
+    return len(chat.remembered) // 2 - coming.replaces_last
 
 
 def _older_half(chat: Chat) -> int:

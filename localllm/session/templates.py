@@ -7,6 +7,7 @@ puts texts in the place of ``$name`` and does nothing else. Knows no model and n
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template as Text
@@ -115,7 +116,9 @@ def user_dir() -> Path:
 
 def known_templates() -> dict[str, Path]:
     """The files of all templates by name; one of the user's replaces a shipped one of the same name."""
-    files = {file.stem: file for folder in (BUILT_IN, user_dir()) for file in folder.glob("*.yaml")}
+    files = {file.stem: file for file in BUILT_IN.glob("*.yaml")}
+    with suppress(OSError):  # a home that we may not enter, or that cannot be
+        files |= {file.stem: file for file in user_dir().glob("*.yaml")}
     return {name: files[name] for name in sorted(files) if _NAME.fullmatch(name)}
 
 
@@ -137,7 +140,7 @@ def find(reference: str) -> Path:
 
 def own_path(reference: str) -> Path:
     """Where a user's template of this name is, or would be; a path is itself. Raises UsageError for a name of none."""
-    if _is_path(reference):
+    if _is_path(reference) and Path(reference).name:
         return Path(reference)
     if not _NAME.fullmatch(reference):
         raise UsageError(

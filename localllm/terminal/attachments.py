@@ -3,6 +3,7 @@
 Knows the disk and how a file is put before a question; knows no model and no keys.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from pathlib import Path
 from localllm.cancel import Cancel
 from localllm.errors import UsageError
 from localllm.terminal.inputs import text_of
+from localllm.terminal.safe import one_line, readable
 
 _MENTION = re.compile(r"(?<!\S)@(\"[^\"]+\"|\S+)")
 _TRAILING = ",.;:!?)"  # behind a path these belong to the sentence
-_WAIT_S = 10.0  # for a file that does not end, such as a pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +26,22 @@ class Attachment:
     text: str
 
 
-def read(name: str) -> Attachment:
-    """Read a text file. Raises UsageError where it cannot be read, is too large or holds no text."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        raise UsageError(f"{name} is a folder", "name a file in it")
-    text = text_of(str(path), Cancel(_WAIT_S), lambda _: None)
+def path_of(name: str) -> Path:
+    """The path that a user means by ``name``; a home that is not there stays as it is written."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111  # Path.expanduser raises where there is no home
+
+
+def read(name: str, cancel: Cancel) -> Attachment:
+    """Read a text file. Raises UsageError where it cannot be read, is too large or holds no text; Cancelled."""
+    path = path_of(name)
+    if os.path.isdir(path):  # noqa: PTH112  # Path.is_dir raises for some names
+        raise UsageError(f"{name or '.'} is a folder", "name a file in it")
+    if os.path.lexists(path) and not _is_file(name):
+        raise UsageError(f"{name} is a device, a pipe or a link that leads nowhere", "name a file with text in it")
+    text = text_of(os.path.join(".", path), cancel, lambda _: None)  # noqa: PTH118  # "-" would be the terminal
     if not text.strip():
         raise UsageError(f"{name} is empty", "name a file with text in it")
-    return Attachment(path.name, text)
+    return Attachment(one_line(readable(path.name)), text)
 
 
 def mentioned(text: str) -> tuple[list[str], list[str]]:
@@ -55,7 +63,4 @@ def with_files(text: str, files: Sequence[Attachment]) -> str:
 
 
 def _is_file(name: str) -> bool:
-    try:
-        return Path(name).expanduser().is_file()
-    except (OSError, RuntimeError, ValueError):
-        return False
+    return os.path.isfile(path_of(name))  # noqa: PTH113  # Path.is_file raises for some names

@@ -47,13 +47,14 @@ def _program() -> list[str] | None:
 
 def _given_to(command: list[str], text: str) -> bool:
     try:
-        # xclip stays in the background to serve the clipboard: it must not hold pipes of ours.
+        # xclip stays in the background to serve the clipboard: it must hold no pipes of ours, nor get a Ctrl-C.
         done = subprocess.run(
             command,
             input=text.encode("utf-8", "replace"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=_TIMEOUT_S,
+            start_new_session=True,
         )
     except (OSError, subprocess.SubprocessError):
         return False

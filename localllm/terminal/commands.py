@@ -5,6 +5,7 @@ no screen.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from localllm.config import Settings
 from localllm.errors import UsageError
 from localllm.session import portable
 from localllm.session.chat import Chat
-from localllm.session.room import filled
+from localllm.session.room import Coming, filled
 from localllm.terminal import attachments, clipboard, render
 from localllm.terminal.chat_settings import set_value
 from localllm.terminal.context_view import context_view
@@ -31,9 +32,13 @@ class Leave(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A command that has the model answer: ``begin(cancel, hold_unopened)`` gives the events of the turn."""
+    """A command that has the model answer: ``begin(cancel, hold_unopened)`` gives the events of the turn.
+
+    It needs room for what is ``coming``.
+    """
 
     begin: Callable[[Cancel, bool], Iterator[Event]]
+    coming: Coming
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,18 @@ class Edit:
 Outcome = str | Answer | Edit
 
 
+@contextmanager
+def _unstoppable() -> Iterator[Cancel]:
+    yield Cancel()
+
+
 @dataclass
 class Context:
     """What commands may use and change.
 
     ``switch_model`` loads another model, ``reload`` the same one with other runtime settings, of which it returns all;
-    ``measure`` tells what memory allows it. ``files`` go with the next message; ``typed`` tells what the user wrote of
-    a question that files went with.
+    ``measure`` tells what memory allows it; ``stoppable`` gives a Cancel that Ctrl-C sets. ``files`` go with the next
+    message; ``typed`` tells what the user wrote of a question that files went with.
     """
 
     chat: Chat
@@ -61,6 +71,7 @@ class Context:
     reload: Callable[[dict[str, object]], Settings]
     measure: "Callable[[], Bound]"
     when_full: WhenFull = "ask"
+    stoppable: Callable[[], AbstractContextManager[Cancel]] = _unstoppable
     files: list[attachments.Attachment] = field(default_factory=list)
     typed: dict[str, tuple[str, list[attachments.Attachment]]] = field(default_factory=dict)
 
@@ -123,13 +134,12 @@ def _model(context: Context, argument: str) -> str:
 
 
 def _regen(context: Context, _: str) -> Answer:
-    _last_question(context)
-    return Answer(context.chat.again)
+    return Answer(context.chat.again, Coming(context.chat.last_question().text, replaces_last=True))
 
 
 def _continue(context: Context, _: str) -> Answer:
-    _last_question(context)
-    return Answer(context.chat.go_on)
+    question, begun = context.chat.last_question(), context.chat.begun()
+    return Answer(context.chat.go_on, Coming(question.text, True, len(begun)))
 
 
 def _undo(context: Context, _: str) -> str:
@@ -141,17 +151,10 @@ def _undo(context: Context, _: str) -> str:
 
 
 def _edit(context: Context, _: str) -> Edit:
-    question = _last_question(context)
+    question = context.chat.last_question().text
     typed, files = context.typed.get(question, (question, []))
     context.files[:] = files
     return Edit(typed)
-
-
-def _last_question(context: Context) -> str:
-    said = context.chat.said
-    if len(said) < 2:
-        raise UsageError("nothing was asked yet", "")
-    return said[-2].text
 
 
 def _last_answer(context: Context) -> str:
@@ -171,15 +174,17 @@ def _file(context: Context, argument: str) -> str:
     if argument == "none":
         context.files.clear()
         return "no files go with your next message"
-    attached = attachments.read(argument)
+    with context.stoppable() as cancel:
+        attached = attachments.read(argument, cancel)
+        shown = described(context.chat, attached, cancel)
     context.files.append(attached)
-    return f"{described(context.chat, attached)}; goes with your next message"
+    return f"{shown}; goes with your next message"
 
 
-def described(chat: Chat, file: attachments.Attachment) -> str:
-    """How large a file is, for people and for the model."""
+def described(chat: Chat, file: attachments.Attachment, cancel: Cancel) -> str:
+    """How large a file is, for people and for the model. Raises what ``Engine.encode_raw`` raises."""
     size = size_text(len(file.text.encode("utf-8", "replace")))
-    tokens = len(chat.engine.encode_raw(file.text).ids)
+    tokens = len(chat.engine.encode_raw(file.text, cancel).ids)
     return f"{file.name}: {size}, {tokens:,} tokens ({100 * tokens / chat.engine.info.n_ctx:.0f} % of the context)"
 
 
@@ -193,12 +198,11 @@ def _save(context: Context, argument: str) -> str:
         raise UsageError("/save needs the name of a file", "NAME.md is for reading, /load reads NAME.json back")
     if not context.chat.said:
         raise UsageError("there is nothing to save yet", "")
-    path = Path(argument).expanduser()
+    path = attachments.path_of(argument)
     form = portable.as_json if path.suffix == ".json" else portable.as_markdown
     system = [message for message in context.chat.messages if message.role == "system"]
     try:
-        with path.open("x", encoding="utf-8", errors="replace") as file:
-            file.write(form([*system, *context.chat.said]))
+        _write_new(path, form([*system, *context.chat.said]))
     except FileExistsError:
         raise UsageError(f"{argument} is there already", "name another file, or remove it first") from None
     except (OSError, ValueError) as error:
@@ -207,10 +211,22 @@ def _save(context: Context, argument: str) -> str:
     return f"saved {len(context.chat.said) // 2} questions and answers to {argument}"
 
 
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that was not there, whole or not at all. Raises OSError and ValueError."""
+    file = path.open("x", encoding="utf-8", errors="replace")
+    try:
+        with file:
+            file.write(text)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def _load(context: Context, argument: str) -> str:
     if not argument:
         raise UsageError("/load needs the name of a file", "one that /save NAME.json wrote")
-    messages = portable.from_json(attachments.read(argument).text)
+    with context.stoppable() as cancel:
+        messages = portable.from_json(attachments.read(argument, cancel).text)
     context.chat.replace([message for message in messages if message.role != "system"])
     context.chat.system = next((message.text for message in messages if message.role == "system"), "")
     return f"{len(context.chat.said) // 2} questions and answers from {argument}"
@@ -229,7 +245,9 @@ def _stats(context: Context, _: str) -> str:
 
 def _context(context: Context, _: str) -> str:
     chat = context.chat
-    return context_view(filled(chat), chat.forgotten_turns, render.columns(context.view.out))
+    with context.stoppable() as cancel:
+        fills = filled(chat, cancel)
+    return context_view(fills, chat.forgotten_turns, render.columns(context.view.out))
 
 
 def _why(context: Context, _: str) -> str:
@@ -292,4 +310,7 @@ def is_command(line: str) -> bool:
 def run(line: str, context: Context) -> Outcome:
     """Run the command in ``line``; returns what is to happen. Raises Leave, LocalLLMError."""
     name, *rest = line.strip().removeprefix("/").split(maxsplit=1)
-    return find(name).run(context, "".join(rest))
+    command = find(name)
+    if rest and not command.argument:  # a pasted text that begins so must not end or clear anything
+        raise UsageError(f"/{name} takes nothing behind it", 'a text that begins so can be sent between two """')
+    return command.run(context, "".join(rest))

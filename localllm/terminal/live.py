@@ -37,7 +37,7 @@ class Screen:
     @property
     def columns(self) -> int:
         """The cells that a row may take."""
-        return self._columns - 1
+        return max(1, self._columns - 1)
 
     def look(self) -> None:
         """Take note of the size that the terminal has now."""

@@ -20,7 +20,7 @@ from prompt_toolkit.formatted_text import HTML
 from localllm.cancel import Cancel
 from localllm.errors import Cancelled, LocalLLMError, PromptTooLong
 from localllm.session.chat import Chat
-from localllm.session.room import could_fit, make_room, summarise
+from localllm.session.room import Coming, can_have_room, make_room, needed_tokens, summarise
 from localllm.terminal import attachments, commands, keys, render
 from localllm.terminal.safe import readable, safe
 from localllm.values import Event, TurnEnd, TurnStats, WhenFull
@@ -32,7 +32,9 @@ _MIN_COLUMNS = 20  # in a narrower window our lines are folded by the terminal
 _FULL_SHARE = 0.8  # of the context, from which it is told
 _LEAST_ROOM = 1 / 8  # of the context, for an answer
 _MEASURE_AFTER_S = 1.0  # of quiet after an answer
-_ROOM_HINT = "/clear begins anew, a shorter message may fit, and localllm chat --ctx-size N gives more room"
+_ROOM_HINT = "/clear begins anew, a shorter message may fit, and /set ctx_size N gives more room"
+_CUT_HINT = "/continue makes room and goes on with the answer"
+_ALONE_HINT = "/set ctx_size N gives more room, and /continue then goes on with the answer"
 
 Cancelling = Callable[[Cancel], AbstractContextManager[None]]
 
@@ -56,6 +58,7 @@ class Repl:
         self._chat = context.chat
         self._ceiling = _Ceiling(context.chat, context.measure)
         self._context.measure = self._ceiling.bound
+        self._context.stoppable = self._stoppable
         self._cancelling = cancelling
         self._told_full = False
         self._editing: str | None = None  # the text of a question that is being changed
@@ -99,8 +102,8 @@ class Repl:
         editing, self._editing = self._editing is not None, None
         if commands.is_command(line):
             match commands.run(line, self._context):
-                case commands.Answer(begin):
-                    self._answer(begin, lambda: self._chat.said[-2].text)
+                case commands.Answer(begin, coming):
+                    self._answer(begin, coming)
                 case commands.Edit(text):
                     self._editing = text
                 case said:
@@ -111,32 +114,34 @@ class Repl:
     def _ask(self, text: str, instead: bool) -> None:
         """Send a message with the files that go with it."""
         names, others = attachments.mentioned(text)
-        read = [attachments.read(name) for name in names]
-        for file in read:
-            self._say(commands.described(self._chat, file))
+        with self._stoppable() as cancel:
+            read = [attachments.read(name, cancel) for name in names]
+            for file in read:
+                self._say(commands.described(self._chat, file, cancel))
         for other in others:
             self._say(f"@{other} is no file here, so it stays text")
         files = [*self._context.files, *read]
         question = attachments.with_files(text, files)
-        if self._leaves_little_room(question):
-            self._make_room(question)
+        coming = Coming(question, replaces_last=instead)
+        if self._leaves_little_room(coming):
+            self._make_room(coming)
         send = self._chat.instead if instead else self._chat.turn
         self._context.typed[question] = (text, list(self._context.files))
-        self._answer(partial(send, question), lambda: question)
+        self._answer(partial(send, question), coming)
         self._context.files.clear()
 
-    def _answer(self, begin: Callable[[Cancel, bool], Iterator[Event]], question: Callable[[], str]) -> None:
+    def _answer(self, begin: Callable[[Cancel, bool], Iterator[Event]], coming: Coming) -> None:
         try:
             end = self._show(begin)
         except PromptTooLong as error:
-            if not self._make_room(question()):
+            if not self._make_room(coming):
                 raise PromptTooLong(error.message, _ROOM_HINT) from error
             end = self._show(begin)
         notes = [cut] if (cut := render.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
             notes.append("the question is not kept")
         elif end.reason == "context":
-            notes.append("/continue makes room and goes on with the answer")
+            notes.append(_CUT_HINT if len(self._chat.remembered) > 2 else _ALONE_HINT)
         for note in notes:
             self._say(note)
         self._say(render.stats_line(end, self._chat.engine.info.n_ctx))
@@ -144,9 +149,15 @@ class Repl:
         self._chat.engine.keep(background=True)
 
     def _show(self, begin: Callable[[Cancel, bool], Iterator[Event]]) -> TurnEnd:
+        with self._stoppable() as cancel:
+            return render.show(begin(cancel, not self._context.view.reasoning), self._context.view)
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[Cancel]:
+        """A block that may take long: a Cancel that Ctrl-C sets, and no keys between our lines."""
         cancel = Cancel()
         with self._cancelling(cancel), keys_unseen():
-            return render.show(begin(cancel, not self._context.view.reasoning), self._context.view)
+            yield cancel
 
     # --- a full context ------------------------------------------------------------------------------------------
 
@@ -158,16 +169,19 @@ class Repl:
             self._say(f"the context is {100 * share:.0f} % full (/context shows with what); when it is full: {then}")
         self._told_full = share >= _FULL_SHARE
 
-    def _leaves_little_room(self, question: str) -> bool:
-        """Whether an answer would soon be cut: a guess, as the prompt is not put together twice for it."""
+    def _leaves_little_room(self, coming: Coming) -> bool:
+        """Whether an answer would soon be cut: the prompt is put together for it only where a guess says so."""
         engine, last = self._chat.engine, self._chat.last
-        tokens = len(engine.encode_raw(question).ids) + (last.context_tokens if last else 0)
-        return tokens > (1 - _LEAST_ROOM) * engine.info.n_ctx
+        most = (1 - _LEAST_ROOM) * engine.info.n_ctx
+        with self._stoppable() as cancel:
+            guess = len(engine.encode_raw(coming.question, cancel).ids) + (last.context_tokens if last else 0)
+            return guess > most and needed_tokens(self._chat, coming, cancel) > most
 
-    def _make_room(self, question: str) -> bool:
+    def _make_room(self, coming: Coming) -> bool:
         """Do what the user wants where the context is full; False where nothing was or could be done."""
-        if not (self._chat.remembered and could_fit(self._chat, question, Cancel())):
-            return False
+        with self._stoppable() as cancel:
+            if not (self._chat.remembered and can_have_room(self._chat, coming, cancel)):
+                return False
         if self._context.when_full == "ask":
             self._context.when_full = self._asked_what_to_do()
             self._say(
@@ -175,18 +189,25 @@ class Repl:
             )
         if self._context.when_full == "stop":
             return False
-        if self._context.when_full == "summarise":
-            self._say("the context is full; the model summarises the older half of the conversation:")
-            before = self._chat.forgotten_turns
-            self._show(partial(summarise, self._chat))
-            if (gone := self._chat.forgotten_turns - before) > 0:
-                self._say(f"this stands for the oldest {gone} questions and answers now")
-            else:
-                self._say("there is no whole summary, so the oldest are dropped instead")
-        dropped = make_room(self._chat, question, Cancel())
+        summarised = self._context.when_full == "summarise" and self._summarise(coming)
+        with self._stoppable() as cancel:
+            dropped = make_room(self._chat, coming, cancel)
         if dropped:
             self._say(f"the model is no longer given the oldest {dropped} questions and answers (/context)")
-        return dropped > 0 or self._context.when_full == "summarise"
+        return summarised or dropped > 0
+
+    def _summarise(self, coming: Coming) -> bool:
+        """Have the model summarise; False where there is no summary. Raises Cancelled on Ctrl-C."""
+        self._say("the context is full; the model summarises the older half of the conversation:")
+        before = len(self._chat.remembered)
+        with suppress(PromptTooLong):
+            if self._show(partial(summarise, self._chat, coming)).reason == "interrupted":
+                raise Cancelled("interrupted")
+        if gone := (before - len(self._chat.remembered)) // 2:
+            self._say(f"this stands for the oldest {gone} questions and answers now")
+            return True
+        self._say("there is no whole summary, so the oldest are dropped instead")
+        return False
 
     def _asked_what_to_do(self) -> WhenFull:
         choices: dict[str, WhenFull] = {"d": "drop", "s": "summarise", "n": "stop"}
@@ -293,10 +314,10 @@ def history_path(directory: Path) -> Path | None:
     path = directory / "chat_history"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NONBLOCK, 0o600))  # a pipe would wait
+        return path if path.is_file() else None
     except OSError:
         return None
-    return path
 
 
 def is_terminal() -> bool:
