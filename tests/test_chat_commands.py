@@ -262,7 +262,7 @@ def test_the_rows_of_a_context_add_up(tokens, columns):
 @given(width=st.integers(1, 200), ceiling=st.none() | st.floats(1, 1e4), with_stats=st.booleans())
 def test_the_toolbar_fits_its_line(width, ceiling, with_stats):
     """What there is no room for is left out, the least important first."""
-    line = render.toolbar(INFO, STATS if with_stats else None, ceiling, width)
+    line = render.toolbar(INFO, 300, STATS if with_stats else None, ceiling, width)
     assert len(line) <= width and "model".startswith(line[:5])
     if width > 120 and with_stats:
         assert "context 300/8,192 (4 %) · 50.0 tok/s" in line and "62 % of drafts" in line

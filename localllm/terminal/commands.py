@@ -234,11 +234,11 @@ def _context(context: Context, _: str) -> str:
 
 def _why(context: Context, _: str) -> str:
     chat = context.chat
-    if not chat.stats:
-        return "no answer yet"
+    if not chat.last:
+        return f"no answer of {chat.engine.info.name} yet"
     from localllm.terminal.why import why
 
-    return why(chat.stats[-1], chat.engine.info, context.measure())
+    return why(chat.last, chat.engine.info, context.measure())
 
 
 COMMANDS = (
