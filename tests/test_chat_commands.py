@@ -121,7 +121,7 @@ def test_a_conversation_is_saved_and_read_back(terminal, tmp_path, monkeypatch):
         ("/save talk.json", r"talk\.json is there already"),
         ("/save talk.md", "saved 1"),
         ("/save nosuch/talk.md", "cannot write nosuch/talk.md"),
-        ("/clear", "the conversation is empty again"),
+        ("/clear", "a new conversation begins"),
         ("/load talk.md", "holds no conversation"),
         ("/load talk.json", "1 questions and answers from talk.json"),
         ("/system", r"Be kind\."),
