@@ -166,6 +166,15 @@ def test_a_summary_takes_the_place_of_the_older_half():
     assert chat.messages == before
 
 
+def test_a_summary_ends_by_itself():
+    """Not where the user has answers end: after so many tokens, or before a text."""
+    chat = chat_of(FakeDecoder(says(b"A summary."), n_ctx=2048))
+    chat.replace([Message("user", "one"), Message("assistant", "two")])
+    chat.tune(max_tokens=3, stop=(" ",))
+    assert end_of(room.summarise(chat, Cancel())).message.text == "A summary." and chat.forgotten_turns == 0
+    assert [m.text for m in chat.given][1:] == ["A summary."]
+
+
 def test_what_fills_the_context_adds_up():
     """Tokens of the messages and of the model's layout are those of the prompt without its question."""
     chat = chat_of(system="Be kind.")

@@ -5,7 +5,7 @@ says by how much: nothing is dropped without a word.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localllm.cancel import Cancel
 from localllm.session.chat import Chat
@@ -62,7 +62,8 @@ def make_room(chat: Chat, question: str, cancel: Cancel) -> int:
 def summarise(chat: Chat, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
     """Have the model put the older half of what it is given into a summary, and give it that instead.
 
-    Yields what ``Engine.reply`` yields. Nothing changes where the summary does not come to its own end.
+    Yields what ``Engine.reply`` yields. What the user has answers end at does not end it. Nothing changes where the
+    summary does not come to its own end.
     """
     turns = _older_half(chat)
     seen, n_ctx = chat.messages, chat.engine.info.n_ctx
@@ -71,7 +72,8 @@ def summarise(chat: Chat, cancel: Cancel, hold_unopened: bool = False) -> Iterat
     request = Message("user", _SUMMARISE)
     while len(chat.engine.encode([*older, request], cancel).ids) + n_ctx // 4 > n_ctx and len(older) > start:
         del older[start : start + 2]  # what cannot be read beside the room for a summary is not in it
-    for event in chat.engine.reply([*older, request], chat.sampling, cancel, hold_unopened):
+    sampling = replace(chat.sampling, max_tokens=None, stop=())
+    for event in chat.engine.reply([*older, request], sampling, cancel, hold_unopened):
         if isinstance(event, TurnEnd) and event.reason == "stop" and event.message.text.strip():
             chat.forget(turns, event.message.text.strip())
         yield event
