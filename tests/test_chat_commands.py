@@ -19,6 +19,7 @@ from localllm.ceiling.roofline import Workload
 from localllm.errors import UsageError
 from localllm.here import Bound, Question, Subject
 from localllm.session.room import Filled
+from localllm.sizes import size_text
 from localllm.terminal import attachments, clipboard, render
 from localllm.terminal.context_view import bar, context_view
 from localllm.terminal.why import why
@@ -286,3 +287,12 @@ def test_all_turns_are_summed_up():
     text = render.session_summary([STATS, STATS])
     assert re.search(r"prefill +100 tokens in 1.000 s, 100 tok/s", text)
     assert re.search(r"decode +202 tokens in 4.000 s, 50 tok/s", text) and "accepted 100 (62 %)" in text
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 bytes"), (1, "1 byte"), (22, "22 bytes"), (1000, "1 kB"), (999_400, "999 kB"), (999_600, "1 MB")],
+)
+def test_a_small_size_is_not_none(size_bytes, text):
+    """What is no thousand bytes is told in bytes; a thousand of a unit is one of the next."""
+    assert size_text(size_bytes) == text
