@@ -11,9 +11,9 @@ class Commands(TyperGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A row for each command, folded where it is long."""
-        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        commands = [self.commands[name] for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(_WHOLE)) for name, command in shown.items()])
+            formatter.write_dl([(c.name or "", c.get_short_help_str(_WHOLE)) for c in commands if not c.hidden])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
