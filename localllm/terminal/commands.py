@@ -255,7 +255,13 @@ COMMANDS = (
     Command("load", _load, "go on with the conversation in a NAME.json", "FILE", completes="file"),
     Command("system", _system, "show or set the system prompt; /system none removes it", "[TEXT]"),
     Command("model", _model, "show the model, or go on with another one", "[NAME|PATH]", completes="model"),
-    Command("set", set_value, "show or change settings for this chat", "[NAME [VALUE]]", completes="setting"),
+    Command(
+        "set",
+        set_value,
+        "show or change settings for this chat; default as VALUE unsets one",
+        "[NAME [VALUE]]",
+        completes="setting",
+    ),
     Command("context", _context, "show what fills the context"),
     Command("stats", _stats, "show what the last answer cost, and all of them"),
     Command("why", _why, "explain the last answer's time against what this machine's memory allows"),
@@ -292,4 +298,7 @@ def is_command(line: str) -> bool:
 def run(line: str, context: Context) -> Outcome:
     """Run the command in ``line``; returns what is to happen. Raises Leave, LocalLLMError."""
     name, *rest = line.strip().removeprefix("/").split(maxsplit=1)
-    return find(name).run(context, "".join(rest))
+    command = find(name)
+    if rest and not command.argument:
+        raise UsageError(f"/{name} takes no argument", "send it alone")
+    return command.run(context, "".join(rest))
