@@ -65,6 +65,11 @@ class Setting:
         return " or ".join(filter(None, (", ".join(others), last)))
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The values that are words of ours."""
+        return ("true", "false") if self.kind == "switch" else self.choices
+
+    @property
     def default_text(self) -> str:
         """What holds where nothing is chosen, for a person."""
         return self.otherwise or self.shown(self.default)

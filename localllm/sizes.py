@@ -40,7 +40,9 @@ def memory_bytes(text: str) -> int:
 
 def size_text(size_bytes: int) -> str:
     """A size as people say it, in units of 1000: "98 MB", "4.7 GB"."""
-    if size_bytes < 1e6:
+    if size_bytes < 1000:
+        return f"{size_bytes:.0f} byte" + ("s" if size_bytes != 1 else "")
+    if size_bytes < 999.5e3:
         return f"{size_bytes / 1e3:.0f} kB"
     return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 999.5e6 else f"{size_bytes / 1e9:.1f} GB"
 

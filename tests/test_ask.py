@@ -154,11 +154,11 @@ def test_a_reader_that_has_enough_ends_it_quietly(ask, smollm2):
 
 def test_a_timeout_cuts_the_answer_and_says_so(ask):
     """Exit 124, in prefill too; what was written stays."""
-    result = ask(*ENDLESS, "--timeout", "3", "--json")
+    result = ask(*ENDLESS, "--timeout", "6", "--json")
     assert result.returncode == 124
     found = json.loads(result.stdout)
     assert found["finish_reason"] == "timeout" and found["answer"].startswith(" one two three")
-    result = ask("What runs?", "--timeout", "2", "--json", input=LONG)
+    result = ask("What runs?", "--timeout", "4", "--json", input=LONG)
     assert result.returncode == 124
     assert json.loads(result.stdout)["stats"]["output_tokens"] == 0
 

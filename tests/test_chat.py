@@ -302,6 +302,10 @@ def test_completion_knows_models_commands_and_where_a_path_begins():
     models = lambda: ["qwen3-8b", "qwen3-4b", "smollm2-135m"]  # noqa: E731
     assert [name for name, _ in completions("/model qwen", models)] == ["qwen3-8b", "qwen3-4b"]
     assert [name for name, _ in completions("/help re", models)] == ["regen"]
+    assert [name for name, _ in completions("/set ex", models)] == ["exact"]
+    assert [name for name, _ in completions("/set kv q", models)] == ["q8_0", "q4_0"]
+    assert [name for name, _ in completions("/set cache ", models)] == ["true", "false", "default"]
+    assert completions("/set temp 0", models) == completions("/set nothing ", models) == []
     assert path_begun("/file ~/do") == "~/do" and path_begun("/save ") == ""
     assert path_begun("compare @a.txt with @b") == "b" and path_begun("mail me@x") is None
     assert path_begun("@a.txt ") is None and path_begun("/system @") == ""
@@ -312,13 +316,22 @@ def test_a_command_and_its_argument_may_be_separated_by_any_space():
     chat = Chat(fake_engine(FakeDecoder(says(b""))), greedy)
     for line in ("/system Be brief.", "/system\nBe brief.", " /system\tBe brief. "):
         chat.system = ""
-        commands.run(
-            line,
-            commands.Context(
-                chat, View(sys.stdout, sys.stderr), lambda name: None, lambda changes: Settings(), lambda: None
-            ),
-        )
+        commands.run(line, context_of(chat))
         assert chat.system == "Be brief."
+
+
+@pytest.mark.parametrize("line", ["/clear all", "/undo 2", "/stats\n/context", "/why is the sky blue?"])
+def test_what_a_command_would_not_look_at_is_refused(line):
+    """It may be a question, or another command; nothing is done."""
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), greedy)
+    turn(chat)
+    with pytest.raises(UsageError, match="takes no argument"):
+        commands.run(line, context_of(chat))
+    assert len(chat.said) == 2
+
+
+def context_of(chat):
+    return commands.Context(chat, View(sys.stdout, sys.stderr), lambda name: None, lambda _: Settings(), lambda: None)
 
 
 @pytest.mark.parametrize(

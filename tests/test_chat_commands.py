@@ -25,6 +25,7 @@ from localllm.errors import Cancelled, UsageError
 from localllm.here import Bound, Question, Subject
 from localllm.session.chat import Chat
 from localllm.session.room import Filled
+from localllm.sizes import size_text
 from localllm.terminal import attachments, clipboard, commands, render
 from localllm.terminal.context_view import bar, context_view
 from localllm.terminal.why import why
@@ -127,7 +128,7 @@ def test_a_conversation_is_saved_and_read_back(terminal, tmp_path, monkeypatch):
         ("/save talk.json", r"talk\.json is there already"),
         ("/save talk.md", "saved 1"),
         ("/save nosuch/talk.md", "cannot write nosuch/talk.md"),
-        ("/clear", "the conversation is empty again"),
+        ("/clear", "a new conversation begins"),
         ("/load talk.md", "holds no conversation"),
         ("/load talk.json", "1 questions and answers from talk.json"),
         ("/system", r"Be kind\."),
@@ -284,7 +285,7 @@ def test_the_rows_of_a_context_add_up(tokens, columns):
 @given(width=st.integers(1, 200), ceiling=st.none() | st.floats(1, 1e4), with_stats=st.booleans())
 def test_the_toolbar_fits_its_line(width, ceiling, with_stats):
     """What there is no room for is left out, the least important first."""
-    line = render.toolbar(INFO, STATS if with_stats else None, ceiling, width)
+    line = render.toolbar(INFO, 300, STATS if with_stats else None, ceiling, width)
     assert len(line) <= width and "model".startswith(line[:5])
     if width > 120 and with_stats:
         assert "context 300/8,192 (4 %) · 50.0 tok/s" in line and "62 % of drafts" in line
@@ -386,3 +387,12 @@ def test_the_clipboard_outlives_the_next_ctrl_c(tmp_path, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert clipboard.copy("text", io.StringIO()) == "with xclip"
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 bytes"), (1, "1 byte"), (22, "22 bytes"), (1000, "1 kB"), (999_400, "999 kB"), (999_600, "1 MB")],
+)
+def test_a_small_size_is_not_none(size_bytes, text):
+    """What is no thousand bytes is told in bytes; a thousand of a unit is one of the next."""
+    assert size_text(size_bytes) == text

@@ -131,6 +131,31 @@ def test_a_question_that_never_fits_makes_the_model_forget_nothing():
     assert room.make_room(chat, room.Coming("x" * 300), Cancel()) == 0 and chat.forgotten_turns == 0
 
 
+def test_what_the_context_holds_is_known_after_each_change():
+    """After a turn as the turn counted it, after whatever changed since as the model would be given it now."""
+    chat = chat_of(FakeDecoder(says(TEXT), n_ctx=2048))
+    assert chat.context_tokens == 0
+    first = end_of(chat.turn("one", Cancel())).stats.context_tokens
+    assert chat.context_tokens == first
+    second = end_of(chat.turn("two " * 50, Cancel())).stats.context_tokens
+    assert chat.context_tokens == second > first + 150
+
+    def given():
+        return len(chat.engine.encode(chat.messages).ids)
+
+    chat.undo()
+    assert chat.context_tokens == given() < first + 30
+    chat.system = "Be kind. " * 10
+    assert chat.context_tokens == given() > first + 50
+    end_of(chat.turn("three", Cancel()))
+    chat.forget(1)
+    assert chat.context_tokens == given()
+    chat.clear()
+    assert chat.context_tokens == given()
+    chat.system = ""
+    assert chat.context_tokens == 0
+
+
 def test_a_summary_takes_the_place_of_the_older_half():
     """The model writes it; what it stands for is no longer given to the model, and the rest is."""
     chat = chat_of(FakeDecoder(says(b"A summary."), n_ctx=2048))
@@ -203,6 +228,15 @@ def test_what_the_model_is_not_given_any_more_cannot_be_changed(operation):
     chat.undo()
     with pytest.raises(UsageError, match="not given to the model any more"):
         list(chat.undo() if operation == "undo" else getattr(chat, operation)(*_arguments(operation)))
+
+
+def test_a_summary_ends_by_itself():
+    """Not where the user has answers end: after so many tokens, or before a text."""
+    chat = chat_of(FakeDecoder(says(b"A summary."), n_ctx=2048))
+    chat.replace([Message("user", "one"), Message("assistant", "two")])
+    chat.tune(max_tokens=3, stop=(" ",))
+    assert end_of(room.summarise(chat, room.Coming("next"), Cancel())).message.text == "A summary."
+    assert [m.text for m in chat.given][1:] == ["A summary."]
 
 
 def test_what_fills_the_context_adds_up():

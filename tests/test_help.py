@@ -8,10 +8,12 @@ import click
 import pytest
 from terminals import PROGRAM
 
-from localllm import errors
+from localllm import config, errors
 from localllm.cli.help import exit_rows, topics
 from localllm.cli.main import program
+from localllm.session import transcripts
 from localllm.settings import TABLE
+from localllm.terminal import repl
 from localllm.terminal.commands import COMMANDS, help_text
 
 PROGRAMS = program()
@@ -87,6 +89,21 @@ def test_settings_paths_and_keys_are_those_of_the_program(home):
     assert f"{home}/.config/localllm/config.yaml" in environment
     assert f"{home}/elsewhere/localllm/prefix" in run("help", "privacy", XDG_CACHE_HOME=f"{home}/elsewhere")
     assert help_text() in run("help", "keys") and all(f"/{command.name}" in help_text() for command in COMMANDS)
+
+
+@pytest.mark.parametrize("group", [[], *([name] for name in ("cache", "history", "config", "template"))])
+def test_no_command_s_help_is_cut(group):
+    """In 80 columns, too; what a near name may have meant is said once."""
+    assert "..." not in run(*group, "--help", COLUMNS="80").partition("Commands:")[2]
+    assert run(*group, "hlep" if not group else "shwo", code=2).count("Did you mean") <= 1
+
+
+def test_what_is_kept_is_all_named(home):
+    """Each file that the program writes is among those of ``help privacy``."""
+    told = run("help", "privacy")
+    data = f"{home}/.local/share/localllm"
+    kept = [transcripts.FILE_NAME, repl.history_path(config.data_dir()).name, *("fetched", "default.json")]
+    assert all(f"  {data}/{name}\n" in told for name in kept)
 
 
 def invocations(text: str):

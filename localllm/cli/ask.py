@@ -161,7 +161,7 @@ def ask(
             with suppress(KeyboardInterrupt):  # the answer is out
                 recorder.keep(said, system, engine.info.reference, about=request)
     if json:
-        write_json(end, form, engine.info.name, fitted.dropped_tokens, recorder.id)
+        write_json(end, form, engine.info.name, fitted.dropped_tokens, recorder.id if log and not raw else None)
     if not quiet:
         report(end, form, engine.info, usage, which if extract or extract_last else None)
     if interactive:

@@ -12,6 +12,7 @@ import typer
 from localllm.cancel import Cancel
 from localllm.cli import options
 from localllm.cli.first_run import choose_default
+from localllm.cli.group import Commands
 from localllm.cli.models import Json, table
 from localllm.cli.signals import cancelling
 from localllm.errors import UsageError
@@ -27,6 +28,7 @@ _PREVIEW_CHARS = 48
 
 app = typer.Typer(
     name="cache",
+    cls=Commands,
     help="What was read before and need not be read again: show it, warm it, verify it, clear it.",
     rich_markup_mode=None,
     invoke_without_command=True,

@@ -189,8 +189,7 @@ def _values(context: click.Context) -> Iterator[Candidate]:
     setting = SETTINGS.get(context.params.get("key") or "")
     if setting is None:
         return
-    words = ("true", "false") if setting.kind == "switch" else setting.choices
-    yield from ((word, "") for word in words)
+    yield from ((word, "") for word in setting.words)
     if setting.kind == "model":
         yield from _models(context)
 

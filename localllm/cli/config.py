@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from localllm import settings
+from localllm.cli.group import Commands
 from localllm.cli.models import Json, table
 from localllm.errors import UsageError
 from localllm.settings import OTHER_VARIABLES, TABLE, Choice, Setting
@@ -16,6 +17,7 @@ _SHOWN_CHARS = 60
 
 app = typer.Typer(
     name="config",
+    cls=Commands,
     help="What you chose for good: show it, set it, edit it.",
     rich_markup_mode=None,
     invoke_without_command=True,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli.group import Commands
 from localllm.cli.models import Json, table
 from localllm.errors import UsageError
 
@@ -20,6 +21,7 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", help="At most so man
 
 app = typer.Typer(
     name="history",
+    cls=Commands,
     help="The conversations that were kept: list, show, search, export and remove them.",
     rich_markup_mode=None,
     no_args_is_help=False,

@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
+from localllm.cli.group import Commands
 from localllm.cli.signals import interrupt_on_signals
 from localllm.errors import EXIT_CODES, Cancelled, LocalLLMError, OutOfMemory, UsageError
 from localllm.terminal.safe import one_line
@@ -46,6 +47,7 @@ def program(command: str | None = None) -> click.Group:
     """The whole command line, or only what it takes for one command: all others cost a start 20 ms."""
     app = typer.Typer(
         name="localllm",
+        cls=Commands,
         help=_ABOUT,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
+from localllm.cli.group import Commands
 from localllm.cli.models import Json, table
 from localllm.cli.options import given
 from localllm.errors import UsageError
@@ -56,6 +57,7 @@ Name = Annotated[str, typer.Argument(metavar="TEMPLATE", help="As for `ask -t`."
 
 app = typer.Typer(
     name="template",
+    cls=Commands,
     help="Templates for `ask -t`: list, show and edit them.",
     rich_markup_mode=None,
     invoke_without_command=True,

@@ -12,6 +12,7 @@ and is untrusted: it runs in Jinja's immutable sandbox, bounded in time and in s
 
 import bisect
 import dataclasses
+import functools
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from localllm.errors import TemplateError, UsageError
 from localllm.values import Message, Prompt
 
 _RENDER_LIMIT_S = 10.0
+_LONG_CHARS, _KEPT_TEXTS = 2000, 4000  # short texts come again in each turn of a conversation
 _SPACE = " \t\n\v\f\r"  # what C's isspace takes, which llama.cpp strips beside some control tokens
 
 
@@ -37,6 +39,7 @@ class PromptEncoder:
         self._vocab = vocab
         self._template = template
         self._controls = ControlTexts(vocab.control_tokens)
+        self._short = functools.lru_cache(_KEPT_TEXTS)(lambda text: tuple(vocab.tokenize(text)))
 
     def encode(self, messages: Sequence[Message], cancel: Cancel) -> Prompt:
         """Render and tokenise; the result ends where the assistant's answer begins.
@@ -72,13 +75,16 @@ class PromptEncoder:
         """
 
         def rendered(guarded: Callable[[str], str]) -> str:
-            contents = [marks.slot(i) if m.token_ids else guarded(m.text) for i, m in enumerate(messages)]
-            reasonings = [guarded(m.reasoning) for m in messages]
+            def guard_all() -> tuple[list[str], list[str]]:
+                contents = [marks.slot(i) if m.token_ids else guarded(m.text) for i, m in enumerate(messages)]
+                return contents, [guarded(m.reasoning) for m in messages]
+
+            contents, reasonings = run_in_worker(guard_all, cancel)
             job = partial(self._template.render, [m.role for m in messages], contents, reasonings)
             return run_in_worker(job, cancel, _RENDER_LIMIT_S)
 
         try:
-            text = rendered(lambda text: run_in_worker(lambda: self._controls.broken(text, marks.guard), cancel))
+            text = rendered(lambda text: self._controls.broken(text, marks.guard))
             neutral = rendered(lambda text: text and "x")
             if self._controls.found(text) != self._controls.found(neutral):
                 text = rendered(lambda text: marks.guard.join(text))
@@ -94,8 +100,10 @@ class PromptEncoder:
             for part in self._controls.split(piece):
                 if isinstance(part, ControlToken):
                     yield part.id
-                else:
+                elif len(part) > _LONG_CHARS:
                     yield from self._vocab.tokenize(part.replace(guard, ""))
+                else:
+                    yield from self._short(part.replace(guard, ""))
 
     def _with_bos(self, ids: list[int]) -> tuple[int, ...]:
         """Begin with BOS exactly once where the model wants it; a template may have written it already."""

@@ -35,6 +35,8 @@ class Chat:
         self.sampling = choose_sampling(engine)
         self.beginnings = 0
         self.stats: list[TurnStats] = []  # of this process's turns, one after another
+        self.last: TurnStats | None = None  # those of the last one, if it was with this model
+        self._context_tokens: int | None = None  # None: what was said has changed since they were counted
         self._system = system
         self._choose_sampling = choose_sampling
         self._tuned: dict[str, object] = {}
@@ -52,6 +54,7 @@ class Chat:
     @system.setter
     def system(self, text: str) -> None:
         self._system = text
+        self._context_tokens = None
         self._record(self)
 
     @property
@@ -84,9 +87,11 @@ class Chat:
         return self._forgotten // 2
 
     @property
-    def last(self) -> TurnStats | None:
-        """What the last turn of this process cost."""
-        return self.stats[-1] if self.stats else None
+    def context_tokens(self) -> int:
+        """What the model is given, in tokens: as the last turn left it, counted anew where that was changed since."""
+        if self._context_tokens is None:
+            self._context_tokens = len(self.engine.encode(self.messages, Cancel()).ids) if self.messages else 0
+        return self._context_tokens
 
     def clear(self) -> None:
         """Begin anew, without what was said; the system prompt stays."""
@@ -109,6 +114,7 @@ class Chat:
         if self._forgotten >= len(self._said):
             self.beginnings += 1
             self._said, self._forgotten = [], 0
+        self._context_tokens = None
         self._record(self)
 
     def replace(self, messages: Sequence[Message]) -> None:
@@ -142,7 +148,7 @@ class Chat:
         self.sampling = dataclasses.replace(self._choose_sampling(self.engine), **self._tuned)  # type: ignore[arg-type]
         if not same_model:
             self._said = [Message(m.role, m.text, reasoning=m.reasoning) for m in self._said]
-            self._cut = ()
+            self._cut, self.last, self._context_tokens = (), None, None
         self._record(self)
 
     def turn(self, text: str, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
@@ -200,9 +206,11 @@ class Chat:
         for event in self.engine.reply(prompt, sampling or self.sampling, cancel, hold_unopened, begun):
             if isinstance(event, TurnEnd):
                 self.stats.append(event.stats)
+                self.last = event.stats
                 if event.message.text or event.message.reasoning:
                     self._change([*self._said[:kept], question, event.message])
                     self._cut = event.ids if event.reason != "stop" else ()
+                    self._context_tokens = event.stats.context_tokens
             yield event
 
     def _seen(self, start: int, stop: int) -> list[Message]:
@@ -211,5 +219,5 @@ class Chat:
 
     def _change(self, said: list[Message]) -> None:
         self._said = said
-        self._cut = ()
+        self._cut, self._context_tokens = (), None
         self._record(self)

@@ -5,7 +5,7 @@ says by how much: nothing is dropped without a word.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localllm.cancel import Cancel
 from localllm.errors import PromptTooLong
@@ -89,8 +89,9 @@ def make_room(chat: Chat, coming: Coming, cancel: Cancel) -> int:
 def summarise(chat: Chat, coming: Coming, cancel: Cancel, hold_unopened: bool = False) -> Iterator[Event]:
     """Have the model put the older half of what it is given into a summary, and give it that instead.
 
-    Of the half as many turns as it can read beside the room for a summary. Yields what ``Engine.reply`` yields. Nothing
-    changes where the summary does not come to its own end. Raises PromptTooLong where not one turn can be read so.
+    Of the half as many turns as it can read beside the room for a summary. Yields what ``Engine.reply`` yields. What
+    answers are to end at does not end it. Nothing changes where the summary does not come to its own end. Raises
+    PromptTooLong where not one turn can be read so.
     """
     turns = min(_older_half(chat), _forgettable(chat, coming))
     seen, n_ctx = chat.messages, chat.engine.info.n_ctx
@@ -100,7 +101,8 @@ def summarise(chat: Chat, coming: Coming, cancel: Cancel, hold_unopened: bool = 
         turns -= 1
     if not turns:
         raise PromptTooLong("there is no question with its answer that the model could summarise", "")
-    for event in chat.engine.reply([*seen[: start + 2 * turns], request], chat.sampling, cancel, hold_unopened):
+    sampling = replace(chat.sampling, max_tokens=None, stop=())
+    for event in chat.engine.reply([*seen[: start + 2 * turns], request], sampling, cancel, hold_unopened):
         if isinstance(event, TurnEnd) and event.reason == "stop" and event.message.text.strip():
             chat.forget(turns, event.message.text.strip())
         yield event

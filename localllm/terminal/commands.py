@@ -252,11 +252,11 @@ def _context(context: Context, _: str) -> str:
 
 def _why(context: Context, _: str) -> str:
     chat = context.chat
-    if not chat.stats:
-        return "no answer yet"
+    if not chat.last:
+        return f"no answer of {chat.engine.info.name} yet"
     from localllm.terminal.why import why
 
-    return why(chat.stats[-1], chat.engine.info, context.measure())
+    return why(chat.last, chat.engine.info, context.measure())
 
 
 COMMANDS = (
@@ -273,7 +273,13 @@ COMMANDS = (
     Command("load", _load, "go on with the conversation in a NAME.json", "FILE", completes="file"),
     Command("system", _system, "show or set the system prompt; /system none removes it", "[TEXT]"),
     Command("model", _model, "show the model, or go on with another one", "[NAME|PATH]", completes="model"),
-    Command("set", set_value, "show or change settings for this chat", "[NAME [VALUE]]", completes="setting"),
+    Command(
+        "set",
+        set_value,
+        "show or change settings for this chat; default as VALUE unsets one",
+        "[NAME [VALUE]]",
+        completes="setting",
+    ),
     Command("context", _context, "show what fills the context"),
     Command("stats", _stats, "show what the last answer cost, and all of them"),
     Command("why", _why, "explain the last answer's time against what this machine's memory allows"),

@@ -52,8 +52,11 @@ def completions(text: str, models: Callable[[], Sequence[str]]) -> list[tuple[st
         case "model":
             return [(model, "") for model in models() if model.startswith(argument)]
         case "setting":
-            names = [name for name in SETTABLE if name.startswith(argument)]
-            return [(name, SETTINGS[name].help) for name in names]
+            setting, space, value = argument.partition(" ")
+            if space:
+                words = (*SETTINGS[setting].words, "default") if setting in SETTABLE else ()
+                return [(word, "") for word in words if word.startswith(value)]
+            return [(name, SETTINGS[name].help) for name in SETTABLE if name.startswith(setting)]
         case "command":
             return [(command.name, command.help) for command in COMMANDS if command.name.startswith(argument)]
     return []

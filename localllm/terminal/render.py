@@ -315,14 +315,14 @@ def _rate(tokens: int, seconds: float) -> float | None:
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
-def toolbar(info: ModelInfo, stats: TurnStats | None, ceiling_tok_s: float | None, width: int) -> str:
+def toolbar(
+    info: ModelInfo, context_tokens: int, stats: TurnStats | None, ceiling_tok_s: float | None, width: int
+) -> str:
     """One line under the input: the model, its context, and what the last answer had; as much as there is room for."""
-    parts = [info.name]
-    if stats is None:
-        parts.append(f"context {info.n_ctx:,}")
-    else:
-        share = 100 * stats.context_tokens / info.n_ctx
-        parts.append(f"context {stats.context_tokens:,}/{info.n_ctx:,} ({share:.0f} %)")
+    share = 100 * context_tokens / info.n_ctx
+    used = f"{context_tokens:,}/{info.n_ctx:,} ({share:.0f} %)" if context_tokens else f"{info.n_ctx:,}"
+    parts = [info.name, f"context {used}"]
+    if stats is not None:
         if stats.decode_tok_s is not None:
             of_ceiling = f" ({100 * stats.decode_tok_s / ceiling_tok_s:.0f} % of the ceiling)" if ceiling_tok_s else ""
             parts.append(f"{stats.decode_tok_s:,.1f} tok/s{of_ceiling}")

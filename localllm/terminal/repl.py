@@ -171,10 +171,10 @@ class Repl:
 
     def _leaves_little_room(self, coming: Coming) -> bool:
         """Whether an answer would soon be cut: the prompt is put together for it only where a guess says so."""
-        engine, last = self._chat.engine, self._chat.last
+        engine = self._chat.engine
         most = (1 - _LEAST_ROOM) * engine.info.n_ctx
         with self._stoppable() as cancel:
-            guess = len(engine.encode_raw(coming.question, cancel).ids) + (last.context_tokens if last else 0)
+            guess = len(engine.encode_raw(coming.question, cancel).ids) + self._chat.context_tokens
             return guess > most and needed_tokens(self._chat, coming, cancel) > most
 
     def _make_room(self, coming: Coming) -> bool:
@@ -227,9 +227,12 @@ class Repl:
     # --- our own lines -------------------------------------------------------------------------------------------
 
     def _toolbar(self) -> str:
-        stats, info = self._chat.last, self._chat.engine.info
-        ceiling = self._ceiling.tok_s(stats.context_tokens) if stats else None
-        return render.toolbar(info, stats, ceiling, render.columns(self._context.view.out) - 1)
+        chat = self._chat
+        ceiling = self._ceiling.tok_s(chat.last.context_tokens) if chat.last else None
+        used, width = 0, render.columns(self._context.view.out) - 1
+        with suppress(LocalLLMError):  # a template that fails is told with the next question
+            used = chat.context_tokens
+        return render.toolbar(chat.engine.info, used, chat.last, ceiling, width)
 
     def _say(self, text: str) -> None:
         """Lines of our own, told apart from the model's by being dim; folded between words."""
