@@ -96,7 +96,6 @@ def home(tmp_path, monkeypatch) -> Path:
 def terminal(home, smollm2, monkeypatch) -> Iterator[Callable[..., Terminal]]:
     """Starts chats with the default model in pseudo-terminals, and ends them."""
     monkeypatch.setenv("LOCALLLM_MODEL", str(smollm2))
-    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody answers where the cursor is
     opened: list[Terminal] = []
 
     def start(*arguments, **options) -> Terminal:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pexpect
+from screen import Screen
 
 PROGRAM = str(Path(sys.executable).with_name("localllm"))
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][AB0]|\x1b[=>]|\r|\x08")
@@ -16,7 +17,10 @@ ENDLESS = ("--temp", "100", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--s
 
 
 class Terminal:
-    """A chat in a pseudo-terminal; ``sees`` waits for a pattern in what a person would read, which is no traceback."""
+    """A chat in a pseudo-terminal; ``sees`` waits for a pattern in what a person would read, which is no traceback.
+
+    ``screen`` is what stands there now; as a real terminal, it answers where the cursor is.
+    """
 
     def __init__(self, *arguments, columns=160, command=None):
         program, *rest = command or [PROGRAM, "chat", "--seed", "1"]
@@ -29,20 +33,45 @@ class Terminal:
             codec_errors="replace",
         )
         self.seen = ""
+        self.screen = Screen(columns, 30, self.child.send)
 
     def sees(self, pattern, timeout=60):
         deadline = time.monotonic() + timeout
         while not (found := re.search(pattern, self.seen)):
             assert time.monotonic() < deadline, f"{pattern!r} not in {self.seen[-800:]!r}"
-            try:
-                self.seen += ANSI.sub("", self.child.read_nonblocking(4096, timeout=0.2))
-            except pexpect.TIMEOUT:
-                continue
-            except pexpect.EOF:
+            if not self._reads():
                 deadline = 0
         before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
         assert "Traceback" not in before and "Unhandled exception" not in before, before
         return before
+
+    def shows(self, pattern, timeout=60):
+        """Wait for a pattern on the screen; the cursor stands at "█"."""
+        deadline = time.monotonic() + timeout
+        while not re.search(pattern, shown := self._with_cursor()):
+            assert time.monotonic() < deadline and self._reads(), f"{pattern!r} not in {shown}"
+
+    def _with_cursor(self):
+        rows = list(self.screen.display)
+        x, y = self.screen.cursor.x, self.screen.cursor.y
+        rows[y] = rows[y][:x] + "█" + rows[y][x + 1 :]
+        return "\n".join(row.rstrip() for row in rows)
+
+    def _reads(self):
+        """False at the end."""
+        try:
+            written = self.child.read_nonblocking(4096, timeout=0.2)
+        except pexpect.TIMEOUT:
+            return True
+        except pexpect.EOF:
+            return False
+        self.seen += ANSI.sub("", written)
+        self.screen.feed(written)
+        return True
+
+    def resized(self, rows, columns):
+        self.screen.resize(rows, columns)
+        self.child.setwinsize(rows, columns)
 
     def ready(self):
         return self.sees(r"(^|\n)>")

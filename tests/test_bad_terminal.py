@@ -125,7 +125,7 @@ HALF = re.compile(rb"\x1b(\[[\d;?]*)?$")
 
 def test_an_exception_leaves_the_terminal_as_it_was_found():
     """Keys are unseen inside, and seen again after whatever ends the block, a bug included."""
-    script = "import sys; from localllm.terminal.repl import keys_unseen\nwith keys_unseen():\n"
+    script = "import sys; from localllm.terminal.line_settings import keys_unseen\nwith keys_unseen():\n"
     script += "    print('inside', flush=True); sys.stdin.read(1); raise KeyError"
 
     def act(process, ours, theirs):

@@ -22,8 +22,9 @@ from localllm.errors import OutOfMemory, PromptTooLong, UsageError
 from localllm.session.chat import Chat
 from localllm.terminal import commands
 from localllm.terminal.keys import completions, is_complete, path_begun, unquoted
+from localllm.terminal.line_settings import line_settings_kept
 from localllm.terminal.render import View
-from localllm.terminal.repl import history_path, line_settings_kept
+from localllm.terminal.repl import history_path
 
 
 @pytest.mark.model
@@ -156,9 +157,9 @@ def test_a_resized_window(terminal):
     chat.ready()
     chat.types("Go on.\r")
     chat.sees(r"Go on\.[\s\S]{50}")
-    chat.child.setwinsize(10, 40)
+    chat.resized(10, 40)
     chat.sees(STATUS)
-    chat.child.setwinsize(40, 120)
+    chat.resized(40, 120)
     chat.asks("Thanks.")
 
 
@@ -217,8 +218,9 @@ def test_line_settings_are_put_back_whatever_changed_them(monkeypatch):
 
 @pytest.mark.model
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_terminal_is_left_as_it_was_found(terminal, number):
+def test_the_terminal_is_left_as_it_was_found(terminal, number, monkeypatch):
     """Ended from outside at its prompt, the program puts the line settings back."""
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody answers where the cursor is
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     with subprocess.Popen([PROGRAM, "chat"], stdin=theirs, stdout=theirs, stderr=theirs) as process:
@@ -237,6 +239,7 @@ def test_the_terminal_is_left_as_it_was_found(terminal, number):
 def test_no_color(terminal, monkeypatch):
     """With NO_COLOR our own lines carry no colour."""
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")
     child = pexpect.spawn(PROGRAM, ["chat"], dimensions=(30, 160), timeout=60, encoding="utf-8")
     child.expect("Ctrl-D leaves")
     assert "\x1b[2m" not in child.before

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -135,6 +135,7 @@ def ask(
         use_terminal()
 
     from localllm.app import locate, open_engine
+    from localllm.terminal.line_settings import is_terminal, keys_unseen
     from localllm.terminal.progress import download_progress
     from localllm.terminal.render import View
 
@@ -142,7 +143,7 @@ def ask(
     view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet, markdown=markdown and not json)
     form = Form(view, json, which, constraint)
     view.load_ahead()
-    with cancelling(cancel):
+    with cancelling(cancel), keys_unseen(for_us=interactive) if is_terminal() else nullcontext():
         with download_progress(quiet) as on_download:
             located = locate(model, on_download, cancel)
             engine = open_engine(located, settings, on_download, cancel)

@@ -55,7 +55,7 @@ def chat(
     choose(Sampling())
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
 
-    from localllm.terminal.repl import is_terminal
+    from localllm.terminal.line_settings import is_terminal
 
     if not is_terminal():
         raise UsageError("chat needs a terminal", 'in pipes and scripts use: localllm ask "…"')

@@ -42,8 +42,8 @@ class Start:
 def find(reference: str | None) -> "Located":
     """Locate a model, fetching it where it is missing. Raises what ``app.locate`` raises."""
     from localllm.app import locate
+    from localllm.terminal.line_settings import keys_unseen
     from localllm.terminal.progress import download_progress
-    from localllm.terminal.repl import keys_unseen
 
     cancel = Cancel()
     with cancelling(cancel), keys_unseen(), download_progress() as on_download:
@@ -55,7 +55,7 @@ def find(reference: str | None) -> "Located":
 def load(located: "Located", settings: Settings) -> "Engine":
     """Load a model. Raises what ``app.open_engine`` raises."""
     from localllm.app import open_engine
-    from localllm.terminal.repl import keys_unseen
+    from localllm.terminal.line_settings import keys_unseen
 
     cancel = Cancel()
     with cancelling(cancel), keys_unseen():
@@ -71,7 +71,8 @@ def converse(start: Start) -> int:
     from localllm.app import model_names
     from localllm.session.chat import Chat
     from localllm.terminal.commands import Context
-    from localllm.terminal.repl import Repl, history_path, line_settings_kept
+    from localllm.terminal.line_settings import line_settings_kept
+    from localllm.terminal.repl import Repl, history_path
 
     current, settings = start.located, start.settings
     chat = Chat(

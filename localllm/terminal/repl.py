@@ -4,8 +4,6 @@ Knows keys, commands and rendering; what a turn is, only the chat knows.
 """
 
 import os
-import sys
-import termios
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +20,7 @@ from localllm.errors import Cancelled, LocalLLMError, PromptTooLong
 from localllm.session.chat import Chat
 from localllm.session.room import Coming, can_have_room, make_room, needed_tokens, summarise
 from localllm.terminal import attachments, commands, keys, render
+from localllm.terminal.line_settings import keys_unseen
 from localllm.terminal.safe import readable, safe
 from localllm.values import Event, TurnEnd, TurnStats, WhenFull
 
@@ -101,7 +100,7 @@ class Repl:
     def _handle(self, line: str) -> None:
         editing, self._editing = self._editing is not None, None
         if commands.is_command(line):
-            match commands.run(line, self._context):
+            match commands.run(keys.unquoted(line), self._context):
                 case commands.Answer(begin, coming):
                     self._answer(begin, coming)
                 case commands.Edit(text):
@@ -287,31 +286,6 @@ class _Ceiling:
             timer.cancel()
 
 
-@contextmanager
-def line_settings_kept() -> Iterator[None]:
-    """Put the terminal's line settings back as they were, whatever changed them.
-
-    An exception of a signal can come while the input line is changing them, where nothing else would.
-    """
-    before = termios.tcgetattr(sys.stdin)
-    try:
-        yield
-    finally:
-        with suppress(termios.error):  # the terminal is gone
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-@contextmanager
-def keys_unseen() -> Iterator[None]:
-    """Keep what is typed meanwhile from being written between our lines; the next prompt gets it, key by key."""
-    with line_settings_kept():
-        before = termios.tcgetattr(sys.stdin)
-        input_flags, *others, local_flags = before[:4]
-        unseen = [input_flags & ~termios.ICRNL, *others, local_flags & ~(termios.ECHO | termios.ICANON), *before[4:]]
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, unseen)
-        yield
-
-
 def history_path(directory: Path) -> Path | None:
     """A private file for the input history, or None where it cannot be written."""
     path = directory / "chat_history"
@@ -321,8 +295,3 @@ def history_path(directory: Path) -> Path | None:
         return path if path.is_file() else None
     except OSError:
         return None
-
-
-def is_terminal() -> bool:
-    """True where a person can type and read here."""
-    return bool(sys.stdin and sys.stdin.isatty() and sys.stdout.isatty())
