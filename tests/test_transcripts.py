@@ -178,6 +178,7 @@ def test_a_resumed_conversation_feeds_the_ids_that_were_generated(tmp_path):
         ("hello", "hello"),
         ("word " * 30, "word word word word word word word word word…"),
         ("日" * 100, "日" * 47 + "…"),
+        ("==> notes.txt <==\nOne.\n\nTwo.\n\n==> b <==\nThree.\n\nPlease compare these", "compare these"),
         ("x" * 10**7, "x" * 47 + "…"),
     ],
 )
