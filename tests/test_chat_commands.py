@@ -69,6 +69,33 @@ def test_the_last_turn_can_be_changed(terminal, tmp_path):
 
 
 @pytest.mark.model
+def test_a_finished_answer_has_nothing_to_go_on_with(terminal):
+    """/continue says so, and the answer stays."""
+    chat = terminal("--temp", "0")
+    chat.asks("Name three colours, as a markdown list.")
+    chat.ready()
+    chat.types("/continue\r")
+    chat.sees("the model has nothing to add: its answer is finished")
+    chat.ready()
+    chat.types("/context\r")
+    chat.sees("answer +[1-9]")
+
+
+@pytest.mark.model
+def test_what_is_typed_while_a_command_works_is_the_next_line(terminal):
+    """Enter sends it, as it does at the prompt: it is neither shown between our lines nor a part of what comes then."""
+    chat = terminal("--max-tokens", "2")
+    chat.asks("one")
+    chat.ready()
+    chat.types("/why\r")  # measures memory: a third of a second
+    chat.sees("first token after|/why")
+    chat.types("/context\r")
+    chat.ready()
+    chat.types("/stats\r")
+    chat.sees("free +[0-9,]+[\\s\\S]*TTFT")
+
+
+@pytest.mark.model
 def test_an_edit_can_be_given_up(terminal):
     """Ctrl-C leaves the question as it was, and the next message is a new one."""
     chat = terminal("--max-tokens", "4", *ENDLESS)

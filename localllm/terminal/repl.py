@@ -143,6 +143,8 @@ class Repl:
         notes = [cut] if (cut := render.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
             notes.append("the question is not kept")
+        elif end.reason == "stop" and not end.stats.output_tokens:  # of /continue
+            notes.append("the model has nothing to add: its answer is finished")
         elif end.reason == "context":
             notes.append("/continue makes room and goes on with the answer")
             self._told_full = True
