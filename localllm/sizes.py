@@ -41,10 +41,20 @@ def memory_bytes(text: str) -> int:
 def size_text(size_bytes: int) -> str:
     """A size as people say it, in units of 1000: "98 MB", "4.7 GB"."""
     if size_bytes < 1000:
-        return f"{size_bytes:.0f} byte" + ("s" if size_bytes != 1 else "")
+        return counted(size_bytes, "byte")
     if size_bytes < 999.5e3:
         return f"{size_bytes / 1e3:.0f} kB"
     return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 999.5e6 else f"{size_bytes / 1e9:.1f} GB"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A number of things as people say it: "1 token", "1,024 tokens"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def turns_text(count: int) -> str:
+    """A number of turns of a conversation, as the user sees them."""
+    return counted(count, "question with its answer", "questions with their answers")
 
 
 def _quantity(text: str, what: str, units: Mapping[str, int], low: float, high: float, hint: str) -> float:

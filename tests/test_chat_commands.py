@@ -25,7 +25,7 @@ from localllm.errors import Cancelled, UsageError
 from localllm.here import Bound, Question, Subject
 from localllm.session.chat import Chat
 from localllm.session.room import Filled
-from localllm.sizes import size_text
+from localllm.sizes import counted, size_text, turns_text
 from localllm.terminal import attachments, clipboard, commands, render
 from localllm.terminal.context_view import bar, context_view
 from localllm.terminal.why import why
@@ -56,22 +56,49 @@ def test_the_last_turn_can_be_changed(terminal, tmp_path):
     chat.ready()
     chat.types("/regen\r")
     again = chat.sees(STATUS)
-    assert int(re.search(r"prefill ([\d,]+) tokens", again)[1]) <= 8, again
+    assert int(re.search(r"prefill ([\d,]+) tokens?", again)[1]) <= 8, again
     chat.ready()
     chat.types("/continue\r")
-    assert re.search(r"prefill [01] tokens", chat.sees(STATUS))
+    assert re.search(r"prefill [01] tokens?", chat.sees(STATUS))
     chat.ready()
     chat.types("/edit\r")
     chat.sees(r"They flow\.[\s\S]*> .*Tell me about rivers|Tell me about rivers")
     chat.types(" Why?\r")
     edited = chat.sees(STATUS)
-    assert int(re.search(r"prefill ([\d,]+) tokens", edited)[1]) <= 120 and "cached" in edited
+    assert int(re.search(r"prefill ([\d,]+) tokens?", edited)[1]) <= 120 and "cached" in edited
     chat.ready()
     chat.types("/undo\r")
     chat.sees(r"taken back: Tell me about rivers.*\n?.*the\s+conversation\s+is\s+empty")
     chat.ready()
     chat.types("/regen\r")
     chat.sees("nothing was asked yet")
+
+
+@pytest.mark.model
+def test_a_finished_answer_has_nothing_to_go_on_with(terminal):
+    """/continue says so, and the answer stays."""
+    chat = terminal("--temp", "0")
+    chat.asks("Name three colours, as a markdown list.")
+    chat.ready()
+    chat.types("/continue\r")
+    chat.sees("the model has nothing to add: its answer is finished")
+    chat.ready()
+    chat.types("/context\r")
+    chat.sees("answer +[1-9]")
+
+
+@pytest.mark.model
+def test_what_is_typed_while_a_command_works_is_the_next_line(terminal):
+    """Enter sends it, as it does at the prompt: it is neither shown between our lines nor a part of what comes then."""
+    chat = terminal("--max-tokens", "2")
+    chat.asks("one")
+    chat.ready()
+    chat.types("/why\r")  # measures memory: a third of a second
+    chat.sees("first token after|/why")
+    chat.types("/context\r")
+    chat.ready()
+    chat.types("/stats\r")
+    chat.sees("free +[0-9,]+[\\s\\S]*TTFT")
 
 
 @pytest.mark.model
@@ -101,16 +128,16 @@ def test_files_go_with_a_message(terminal, tmp_path, monkeypatch):
         ("/file image.png", "binary data"),
         ("/file .", "is a folder"),
         ("/file nosuch.txt", "cannot read"),
-        ("/file notes.txt", r"notes\.txt: 620 bytes|notes\.txt: 1 kB, \d+ tokens \(\d+ % of the context\); goes with"),
+        ("/file notes.txt", r"notes\.txt: 620 bytes, \d+ tokens \(\d+ % of the context\); goes with"),
         ("/file", r"with your next message: notes\.txt"),
     ]:
         chat.ready()
         chat.types(typed + "\r")
         chat.sees(expected)
     first = chat.asks("What is the word?")
-    assert int(re.search(r"prefill ([\d,]+) tokens", first)[1]) > 100
+    assert int(re.search(r"prefill ([\d,]+) tokens?", first)[1]) > 100
     second = chat.asks("And in @notes.txt, see @missing.txt?")
-    assert "notes.txt: 1 kB" in second and "@missing.txt is no file here" in second
+    assert "notes.txt: 620 bytes" in second and "@missing.txt is no file here" in second
     chat.ready()
     chat.types("/edit\r")
     chat.sees(r"> And in @notes\.txt, see @missing\.txt\?")
@@ -124,13 +151,13 @@ def test_a_conversation_is_saved_and_read_back(terminal, tmp_path, monkeypatch):
     chat.asks("Hello")
     for typed, expected in [
         ("/save", "needs the name of a file"),
-        ("/save talk.json", "saved 1 questions and answers"),
+        ("/save talk.json", "saved 1 question with its answer"),
         ("/save talk.json", r"talk\.json is there already"),
         ("/save talk.md", "saved 1"),
         ("/save nosuch/talk.md", "cannot write nosuch/talk.md"),
         ("/clear", "a new conversation begins"),
         ("/load talk.md", "holds no conversation"),
-        ("/load talk.json", "1 questions and answers from talk.json"),
+        ("/load talk.json", "1 question with its answer from talk.json"),
         ("/system", r"Be kind\."),
     ]:
         chat.ready()
@@ -172,7 +199,7 @@ def test_a_full_context_leaves_the_choice_to_the_user(terminal):
     chat.types("Fourth question, " + "with many words in it " * 14 + "\r")
     chat.sees(r"\[d\]rop the oldest")
     chat.types("d\r")
-    chat.sees(r"no\s+longer\s+given\s+the\s+oldest\s+\d\s+questions")
+    chat.sees(r"no\s+longer\s+given\s+the\s+oldest\s+\d\s+question")
     chat.sees(STATUS)
     chat.ready()
     chat.types("Fifth question, " + "with many words in it " * 18 + "\r")
@@ -396,3 +423,10 @@ def test_the_clipboard_outlives_the_next_ctrl_c(tmp_path, monkeypatch):
 def test_a_small_size_is_not_none(size_bytes, text):
     """What is no thousand bytes is told in bytes; a thousand of a unit is one of the next."""
     assert size_text(size_bytes) == text
+
+
+@given(st.integers(0, 10**9))
+def test_one_is_no_plural(count):
+    """And nothing else is singular."""
+    assert (counted(count, "token") == "1 token") == (count == 1)
+    assert turns_text(count).endswith("question with its answer" if count == 1 else "questions with their answers")

@@ -178,6 +178,7 @@ def test_a_resumed_conversation_feeds_the_ids_that_were_generated(tmp_path):
         ("hello", "hello"),
         ("word " * 30, "word word word word word word word word word…"),
         ("日" * 100, "日" * 47 + "…"),
+        ("==> notes.txt <==\nOne.\n\nTwo.\n\n==> b <==\nThree.\n\nPlease compare these", "compare these"),
         ("x" * 10**7, "x" * 47 + "…"),
     ],
 )
@@ -427,10 +428,11 @@ def test_what_a_file_holds_is_not_trusted(tmp_path, change):
         stored(tmp_path)
 
 
+_MODULES = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]  # of the tests themselves
 CHILD = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_transcripts import Talk, last
 talk = Talk(Path(sys.argv[1]))
 for text in ("one", "two"):
@@ -441,7 +443,7 @@ print(*talk.told, sep="\\n")
 
 
 def child(folder, **options):
-    command = [sys.executable, "-c", CHILD, str(folder), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", CHILD, str(folder), *_MODULES]
     command = as_a_user(*command) if options.pop("as_user", False) else command
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
     assert done.returncode == 0, done.stderr
@@ -455,7 +457,7 @@ def test_a_folder_in_which_nothing_can_be_written_is_told_once_and_can_be_read(t
         path.chmod(0o500 if path.is_dir() else 0o400)
     try:
         told = child(folder, as_user=True)
-        reader = f"from pathlib import Path; import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
+        reader = f"from pathlib import Path; import sys; sys.path[:0] = {_MODULES!r}; "
         reader += f"from test_transcripts import stored; print(stored(Path({str(folder)!r})))"
         read = subprocess.run(as_a_user(sys.executable, "-c", reader), capture_output=True, text=True)
     finally:

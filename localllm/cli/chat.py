@@ -55,7 +55,7 @@ def chat(
     choose(Sampling())
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
 
-    from localllm.terminal.line_settings import is_terminal
+    from localllm.terminal.line_settings import is_terminal, keys_unseen
 
     if not is_terminal():
         raise UsageError("chat needs a terminal", 'in pipes and scripts use: localllm ask "…"')
@@ -68,13 +68,14 @@ def chat(
     from localllm.terminal.render import View
 
     choose_default(model)
-    located = find(model)
-    engine = load(located, settings)
-    notices = recap(before) if before else []
-    recorder = going_on.recorder(before, notices.append) if log else None
-    said = engine.believed(before.messages) if before else ()
-    view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown)
-    view.load_ahead()  # while the first question is typed
-    return converse(
-        Start(located, engine, settings, choose, readable(system), said, notices, recorder, view, when_full)
-    )
+    with keys_unseen():  # what is typed while the model loads is the first question
+        located = find(model)
+        engine = load(located, settings)
+        notices = recap(before) if before else []
+        recorder = going_on.recorder(before, notices.append) if log else None
+        said = engine.believed(before.messages) if before else ()
+        view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown)
+        view.load_ahead()  # while the first question is typed
+        return converse(
+            Start(located, engine, settings, choose, readable(system), said, notices, recorder, view, when_full)
+        )

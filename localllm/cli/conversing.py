@@ -71,7 +71,7 @@ def converse(start: Start) -> int:
     from localllm.app import model_names
     from localllm.session.chat import Chat
     from localllm.terminal.commands import Context
-    from localllm.terminal.line_settings import line_settings_kept
+    from localllm.terminal.line_settings import keys_unseen
     from localllm.terminal.repl import Repl, history_path
 
     current, settings = start.located, start.settings
@@ -104,7 +104,7 @@ def converse(start: Start) -> int:
 
     try:
         leave_on_signals()
-        with line_settings_kept():
+        with keys_unseen():
             history = history_path(data_dir())
             context = Context(chat, start.view, switch, reload, measured, start.when_full)
             return Repl(context, cancelling, history, model_names, start.notices).run()

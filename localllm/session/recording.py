@@ -17,6 +17,7 @@ from localllm.values import Message
 
 _TITLE_CHARS = 48
 _TITLE_SOURCE_CHARS = 2000
+_FILE = re.compile(r"==> [^\n]+ <==\n")  # what a message with files begins with
 _COURTESY = re.compile(
     r"(?:(?:hi|hello|hey|please|thanks|(?:can|could|would|will) you|i (?:want|need|would like) you to)\b[\s,.!:]*)+",
     re.IGNORECASE,
@@ -158,7 +159,12 @@ def _same(a: Message, b: Message) -> bool:
 
 
 def title_of(text: str) -> str:
-    """A few words that tell what a question is about: its first ones that are more than a courtesy."""
+    """A few words that tell what a question is about: its first ones that are more than a courtesy.
+
+    Where files go before it, that is the last paragraph.
+    """
+    if _FILE.match(text):
+        text = text.rstrip().rpartition("\n\n")[2]
     words = " ".join(text[:_TITLE_SOURCE_CHARS].split()).rstrip(" .:;,")
     begin = _COURTESY.match(words)
     words = (words[begin.end() :] if begin else "") or words

@@ -16,10 +16,10 @@ from localllm.errors import UsageError
 from localllm.session import portable
 from localllm.session.chat import Chat
 from localllm.session.room import Coming, filled
+from localllm.sizes import counted, size_text, turns_text
 from localllm.terminal import attachments, clipboard, render
 from localllm.terminal.chat_settings import set_value
 from localllm.terminal.context_view import context_view
-from localllm.terminal.progress import size_text
 from localllm.values import Event, WhenFull
 
 if TYPE_CHECKING:
@@ -185,7 +185,8 @@ def described(chat: Chat, file: attachments.Attachment, cancel: Cancel) -> str:
     """How large a file is, for people and for the model. Raises what ``Engine.encode_raw`` raises."""
     size = size_text(len(file.text.encode("utf-8", "replace")))
     tokens = len(chat.engine.encode_raw(file.text, cancel).ids)
-    return f"{file.name}: {size}, {tokens:,} tokens ({100 * tokens / chat.engine.info.n_ctx:.0f} % of the context)"
+    share = 100 * tokens / chat.engine.info.n_ctx
+    return f"{file.name}: {size}, {counted(tokens, 'token')} ({share:.0f} % of the context)"
 
 
 def _copy(context: Context, _: str) -> str:
@@ -208,7 +209,7 @@ def _save(context: Context, argument: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot write {argument}: {reason}", "name another file") from error
-    return f"saved {len(context.chat.said) // 2} questions and answers to {argument}"
+    return f"saved {turns_text(len(context.chat.said) // 2)} to {argument}"
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -229,7 +230,7 @@ def _load(context: Context, argument: str) -> str:
         messages = portable.from_json(attachments.read(argument, cancel).text)
     context.chat.replace([message for message in messages if message.role != "system"])
     context.chat.system = next((message.text for message in messages if message.role == "system"), "")
-    return f"{len(context.chat.said) // 2} questions and answers from {argument}"
+    return f"{turns_text(len(context.chat.said) // 2)} from {argument}"
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def _context(context: Context, _: str) -> str:
 def _why(context: Context, _: str) -> str:
     chat = context.chat
     if not chat.last:
-        return f"no answer of {chat.engine.info.name} yet"
+        return "no answer of this model yet" if chat.stats else "no answer yet"
     from localllm.terminal.why import why
 
     return why(chat.last, chat.engine.info, context.measure())

@@ -1,6 +1,7 @@
 """What fills the context, as rows with bars. Pure: knows neither model nor terminal."""
 
 from localllm.session.room import Filled
+from localllm.sizes import turns_text
 from localllm.terminal.safe import one_line
 from localllm.values import Message
 
@@ -28,7 +29,7 @@ def context_view(filled: Filled, forgotten_turns: int, columns: int) -> str:
     share = 100 * filled.total_tokens / filled.n_ctx
     head = f"context: {filled.total_tokens:,} of {filled.n_ctx:,} tokens ({share:.0f} %)"
     if forgotten_turns:
-        head += f"; the model is no longer given the oldest {forgotten_turns} questions and answers"
+        head += f"; the model is no longer given the oldest {turns_text(forgotten_turns)}"
     return "\n".join([head, *lines])
 
 

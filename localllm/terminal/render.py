@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, TextIO, assert_never
 
+from localllm.sizes import counted
 from localllm.terminal.safe import one_line, safe
 from localllm.values import (
     ContextReason,
@@ -238,10 +239,10 @@ class _ProgressLine:
 def stats_line(end: TurnEnd, n_ctx: int) -> str:
     """One line for people: how many tokens, how fast, in which phase."""
     stats = end.stats
-    parts = [f"{stats.output_tokens:,} tokens" + (" (--max-tokens)" if end.reason == "length" else "")]
+    parts = [counted(stats.output_tokens, "token") + (" (--max-tokens)" if end.reason == "length" else "")]
     if stats.decode_tok_s is not None:
         parts.append(f"decode {stats.decode_tok_s:,.1f} tok/s")
-    prefill = f"prefill {stats.read_tokens:,} tokens in {stats.prefill_s:.2f} s"
+    prefill = f"prefill {counted(stats.read_tokens, 'token')} in {stats.prefill_s:.2f} s"
     parts.append(prefill + (f" ({stats.cached_tokens:,} cached)" if stats.cached_tokens else ""))
     if stats.ttft_s is not None:
         parts.append(f"TTFT {stats.ttft_s:.2f} s")

@@ -19,6 +19,7 @@ from localllm.cancel import Cancel
 from localllm.errors import Cancelled, LocalLLMError, PromptTooLong
 from localllm.session.chat import Chat
 from localllm.session.room import Coming, can_have_room, make_room, needed_tokens, summarise
+from localllm.sizes import turns_text
 from localllm.terminal import attachments, commands, keys, render
 from localllm.terminal.line_settings import keys_unseen
 from localllm.terminal.safe import readable, safe
@@ -31,6 +32,13 @@ _MIN_COLUMNS = 20  # in a narrower window our lines are folded by the terminal
 _FULL_SHARE = 0.8  # of the context, from which it is told
 _LEAST_ROOM = 1 / 8  # of the context, for an answer
 _MEASURE_AFTER_S = 1.0  # of quiet after an answer
+_THEN: dict[WhenFull, str] = {
+    "ask": "you are asked what to do",
+    "drop": "the oldest questions are dropped (/set when_full)",
+    "summarise": "the model summarises the oldest questions (/set when_full)",
+    "stop": "nothing more fits (/set when_full)",
+}
+_CHOICES: dict[str, WhenFull] = {"drop": "drop", "summarise": "summarise", "neither": "stop"}
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and /set ctx_size N gives more room"
 _CUT_HINT = "/continue makes room and goes on with the answer"
 _ALONE_HINT = "/set ctx_size N gives more room, and /continue then goes on with the answer"
@@ -139,8 +147,11 @@ class Repl:
         notes = [cut] if (cut := render.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
             notes.append("the question is not kept")
+        elif end.reason == "stop" and not end.stats.output_tokens:  # of /continue
+            notes.append("the model has nothing to add: its answer is finished")
         elif end.reason == "context":
             notes.append(_CUT_HINT if len(self._chat.remembered) > 2 else _ALONE_HINT)
+            self._told_full = True
         for note in notes:
             self._say(note)
         self._say(render.stats_line(end, self._chat.engine.info.n_ctx))
@@ -163,9 +174,8 @@ class Repl:
     def _tell_when_full(self, stats: TurnStats) -> None:
         share = stats.context_tokens / self._chat.engine.info.n_ctx
         if share >= _FULL_SHARE and not self._told_full:
-            choice = self._context.when_full
-            then = "you will be asked what to do" if choice == "ask" else f"as chosen: {choice}"
-            self._say(f"the context is {100 * share:.0f} % full (/context shows with what); when it is full: {then}")
+            then = _THEN[self._context.when_full]
+            self._say(f"the context is {100 * share:.0f} % full (/context shows with what); when it is full, {then}")
         self._told_full = share >= _FULL_SHARE
 
     def _leaves_little_room(self, coming: Coming) -> bool:
@@ -184,7 +194,8 @@ class Repl:
         if self._context.when_full == "ask":
             self._context.when_full = self._asked_what_to_do()
             self._say(
-                f"{self._context.when_full} from now on (/set when_full; localllm config set when_full, for good)"
+                f"{self._context.when_full} from now on in this chat (/set when_full changes it; "
+                "for good: localllm config set when_full)"
             )
         if self._context.when_full == "stop":
             return False
@@ -192,7 +203,7 @@ class Repl:
         with self._stoppable() as cancel:
             dropped = make_room(self._chat, coming, cancel)
         if dropped:
-            self._say(f"the model is no longer given the oldest {dropped} questions and answers (/context)")
+            self._say(f"the model is no longer given the oldest {turns_text(dropped)} (/context)")
         return summarised or dropped > 0
 
     def _summarise(self, coming: Coming) -> bool:
@@ -203,21 +214,21 @@ class Repl:
             if self._show(partial(summarise, self._chat, coming)).reason == "interrupted":
                 raise Cancelled("interrupted")
         if gone := (before - len(self._chat.remembered)) // 2:
-            self._say(f"this stands for the oldest {gone} questions and answers now")
+            self._say(f"this stands for the oldest {turns_text(gone)} now")
             return True
         self._say("there is no whole summary, so the oldest are dropped instead")
         return False
 
     def _asked_what_to_do(self) -> WhenFull:
-        choices: dict[str, WhenFull] = {"d": "drop", "s": "summarise", "n": "stop"}
         self._say("the context is full. [d]rop the oldest questions, [s]ummarise them, or [n]either?")
         while True:
             try:
-                typed = self._choice.prompt("d/s/n> ").strip().lower()[:1]
+                typed = self._choice.prompt("d/s/n> ").strip().lower()
             except (KeyboardInterrupt, EOFError):
                 raise Cancelled("interrupted") from None
-            if typed in choices:
-                return choices[typed]
+            for word, choice in _CHOICES.items():
+                if typed and word.startswith(typed):
+                    return choice
 
     @cached_property
     def _choice(self) -> "PromptSession[str]":
