@@ -186,6 +186,8 @@ def test_a_conversation_that_no_longer_fits(terminal):
     chat.asks("Hi")
     chat.ready()
     chat.types("word " * 300 + "\r")
+    chat.sees(r"\[n\]either")
+    chat.types("n\r")
     said = chat.sees(r"gives more room")
     assert re.search(r"the prompt has \d+ tokens, the context holds 256; /clear begins anew", " ".join(said.split()))
     assert "cached" in chat.asks("Hi")
