@@ -32,6 +32,7 @@ from localllm.values import (
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 _PROGRESS_AFTER_S = 0.5  # what takes less needs no progress
+_LONG_TOKENS = 512  # to read: a slice, after which alone it can be told how far it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,8 @@ class _ProgressLine:
         self._shown = False
 
     def show(self, event: Progress) -> None:
-        if not self._enabled or time.monotonic() - self._begin_s < _PROGRESS_AFTER_S:
+        is_short = event.total - event.cached < _LONG_TOKENS
+        if not self._enabled or (is_short and time.monotonic() - self._begin_s < _PROGRESS_AFTER_S):
             return
         percent = 100 * event.done // max(1, event.total)
         line = f"reading the prompt: {event.done:,} of {event.total:,} tokens ({percent} %){self._time_left(event)}"
