@@ -76,6 +76,8 @@ def report(end: TurnEnd, form: Form, info: ModelInfo, usage: bool, extract: "Whi
         tell(cut)
     elif form.constraint and end.reason == "length":
         tell("--max-tokens came before the end: the answer is cut")
+    if form.constraint and end.reason == "context":
+        tell("a schema can bound what is written: maxLength, maxItems, additionalProperties: false")
     elif end.reason == "length" and end.message.reasoning and not end.message.text:
         tell("--max-tokens came before the end of the reasoning: there is no answer")
     if extract:

@@ -127,7 +127,7 @@ class Repl:
                 self._say(commands.described(self._chat, file, cancel))
         for other in others:
             self._say(f"@{other} is no file here, so it stays text")
-        files = [*self._context.files, *read]
+        files = list(dict.fromkeys([*self._context.files, *read]))
         question = attachments.with_files(text, files)
         coming = Coming(question, replaces_last=instead)
         if self._leaves_little_room(coming):
