@@ -143,7 +143,8 @@ class TurnStats:
     ``ttft_s`` runs from the request, tokenising included and loading not, to the first text or reasoning.
     ``decode_s`` runs from the first token to the last, so it spans ``output_tokens - 1`` steps.
     ``inter_token_s`` holds the time between each token and the next. ``seed`` is the one that was used or drawn.
-    ``steps`` counts passes over the weights while decoding, ``drafted`` and ``accepted`` the guesses that they checked;
+    ``steps`` counts passes over the weights while decoding, ``step_tokens`` what they gave (with the one that ended the
+    answer), ``drafted`` and ``accepted`` the guesses that they checked;
     ``speedup`` estimates the gain over plain decoding from what steps of each width were seen to cost; ``drafting``
     says in words what guesses.
     """
@@ -163,6 +164,7 @@ class TurnStats:
     accepted: int = 0
     speedup: float | None = None
     drafting: str = "off"
+    step_tokens: int = 0
 
     @property
     def prefill_tok_s(self) -> float | None:
@@ -182,7 +184,7 @@ class TurnStats:
     @property
     def tokens_per_step(self) -> float | None:
         """Tokens that one pass over the weights gave while decoding."""
-        return (self.output_tokens - 1) / self.steps if self.steps and self.output_tokens > 1 else None
+        return self.step_tokens / self.steps if self.steps and self.step_tokens else None
 
     def inter_token_percentile(self, percent: float) -> float | None:
         """The given percentile of the inter-token latency in seconds, by the nearest-rank method."""

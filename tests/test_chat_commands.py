@@ -45,6 +45,7 @@ STATS = TurnStats(
     steps=50,
     drafted=80,
     accepted=50,
+    step_tokens=100,
 )
 
 

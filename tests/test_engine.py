@@ -249,3 +249,11 @@ def test_a_turn_that_was_left_behind_cannot_go_on():
 def test_raw_prompts_have_no_template():
     """``encode_raw`` is the text and nothing else."""
     assert fake_engine(FakeDecoder(says(b""))).encode_raw("ab").ids == Prompt((97, 98)).ids
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_plain_decoding_gives_a_token_a_step(limit):
+    """The token that ends the answer is one of them, so that a short answer does not look slower than it was."""
+    engine = fake_engine(FakeDecoder(says(b"short")), stepper=None)
+    *_, end = engine.reply([Message("user", "hi")], Sampling(temperature=0, max_tokens=limit))
+    assert end.stats.steps == (5 if limit is None else 2) and end.stats.tokens_per_step == 1

@@ -234,6 +234,7 @@ class Engine:
                         return "context"
                 most = turn.sampling.max_tokens
                 chosen = stepper.step(chosen[-1], sampler, cancel, most and most - len(turn.ids))
+                turn.step_tokens += len(chosen)
                 if self._prefix:
                     self._prefix.hold(self._pure)
                 if not chosen:
@@ -299,7 +300,7 @@ class _Turn:
         self.seed = random.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
         self.ids: list[int] = []
         self._begun: tuple[int, ...] = ()
-        self.cached = self.read_to = 0
+        self.cached = self.read_to = self.step_tokens = 0
         self._begin_s = time.perf_counter()
         self._prefilled_s = self._begin_s
         self._first_text_s: float | None = None
@@ -346,6 +347,7 @@ class _Turn:
             accepted=stepper.accepted,
             speedup=stepper.speedup,
             drafting=stepper.drafting,
+            step_tokens=self.step_tokens,
             inter_token_s=tuple(after - before for before, after in itertools.pairwise(times)),
         )
 
