@@ -127,9 +127,9 @@ def started() -> Iterator[Session]:
 
 
 def environment(home: str) -> dict[str, str]:
-    """Ours, without what a user may have set, and with what makes answers come out the same again."""
+    """Ours, without what a user may have set, and with the likeliest token always taken."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCALLLM_", "XDG_"))}
-    chosen = {"MODEL": config.DEFAULT_MODEL, "SEED": "1", "TEMP": "0", "EXACT": "true"}
+    chosen = {"MODEL": config.DEFAULT_MODEL, "SEED": "1", "TEMP": "0"}
     ours = {"HOME": home, "PS1": f"{SHELL} ", "TERM": "xterm-256color", "LANG": "C.UTF-8"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**kept, **ours, "PATH": path, **{f"LOCALLLM_{name}": value for name, value in chosen.items()}}
