@@ -1,7 +1,7 @@
 """Makes the pictures of README.md. Started by scripts/screenshots.
 
 A shell runs in a real pseudo-terminal, in an empty home, and the commands are typed into it. What it shows is written
-as it is: the answers are those of the small default model, at temperature 0 and with ``--exact``, so they come out the
+as it is: the answers are those of the small default model, at temperature 0, so they mostly come out the
 same again; the rates are this machine's.
 """
 
