@@ -140,6 +140,26 @@ def test_the_source_is_taken_up_again_after_an_edit():
         assert drafter.guesses(5) == source[after + 2 : after + 7], (old, new)
 
 
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12, unique=True), st.integers(1, 31))
+def test_a_text_that_repeats_itself_is_guessed_beyond_its_own_end(period, most):
+    """However short its period: as many guesses as are wanted, not as many as stand between the source and the end."""
+    drafter = NgramDrafter()
+    drafter.follow((period * 40)[:40])
+    assert drafter.guesses(most) == [period[at % len(period)] for at in range(40, 40 + most)]
+
+
+def test_the_last_tokens_of_an_answer_do_not_wait_for_a_draft_model():
+    """What it gave with long drafts is no promise where one guess can be checked: the text, which agrees, is taken."""
+    model = ModelDrafter("small", lambda: pytest.fail("was asked"), {"cost": 0.2, "gain": 2.5})
+    cost = Steady({2: 1.3, 4: 2.0, 8: 3.0, 16: 5.0})
+    cost.observe(1, 1.0)
+    speculator = Speculator(cost, [1, 2, 3, 4, 5] * 8, model)
+    for token in [1, 2, 3, 4, 5] * 4:
+        assert not speculator.draft(0, bool)
+        speculator.learn([], [token], 0.0, 1.0)
+    assert speculator.draft(1, bool) == [1]
+
+
 @given(st.lists(st.floats(0, 1), max_size=31), st.dictionaries(st.integers(2, 32), st.floats(1, 40)))
 def test_the_length_that_is_chosen_is_the_best_there_is(chances, shape):
     """By the definition: tokens that are expected, over what the step costs."""

@@ -14,7 +14,7 @@ from localllm.engine.decoder import Decoder
 from localllm.errors import LocalLLMError
 
 _MOST_LOG_ODDS = 6.0
-_VARIANCE, _SLOPE_VARIANCE = 2.0, 0.05  # of shift and slope before anything was learned
+_VARIANCE, _SLOPE_VARIANCE = 2.0, 0.2  # of shift and slope before anything was learned
 _DRIFT, _SLOPE_DRIFT = 0.01, 0.0005  # by which they grow with each guess: old ones fade
 
 _N_GRAM = 3  # tokens that have to agree before what followed them is guessed again
@@ -146,10 +146,11 @@ class NgramDrafter:
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def guesses(self, most: int) -> list[int]:
-        """Up to ``most`` tokens that may follow."""
+        """Up to ``most`` tokens that may follow. At the end of the text the guesses themselves are the source."""
         if self._source is None:
             return []
-        return self.tokens[self._source : self._source + most]
+        found = self.tokens[self._source : self._source + most]
+        return list(itertools.islice(itertools.cycle(found), most))
 
     def chances(self, count: int) -> list[float]:
         """How likely each of the first guesses is right, if those before it are."""
@@ -213,11 +214,13 @@ class ModelDrafter:
         self._agreed = 0
         self._read_s = self._decoded = 0.0
 
-    def gain(self, cost: CostModel) -> float:
-        """Tokens per plain step that steps have given for which it was asked; 0 where it cannot serve or pay."""
-        if self.failure or max(rates(itertools.repeat(_BEST_CHANCE, MAX_DRAFT), cost, self._cost)) <= 1:
-            return 0.0
-        return self._given / self._paid
+    def gain(self, cost: CostModel, most: int) -> float:
+        """Tokens per plain step that steps have given for which it was asked; 0 where it cannot serve or pay.
+
+        No more than the best chances would give with up to ``most`` guesses.
+        """
+        best = max(rates(itertools.repeat(_BEST_CHANCE, most), cost, self._cost))
+        return 0.0 if self.failure or best <= 1 else min(best, self._given / self._paid)
 
     def use_threads(self, count: int) -> None:
         """Compute on so many threads from now on."""

@@ -66,7 +66,7 @@ class Speculator:
         self._probing = False
         guesses = self._ngram.guesses(self._affordable(most))
         length, rate = best_length(self._ngram.chances(len(guesses)), self._cost)
-        if most and self._model and self._model.gain(self._cost) > rate:
+        if most and self._model and self._model.gain(self._cost, most) > rate:
             return self._ask_model(self._model, most, cancelled) or guesses[:length]
         return guesses[:length] or self._probe(most, cancelled)
 
@@ -94,7 +94,7 @@ class Speculator:
             self._probing = self._cost.credit >= self._cost.relative(missing + 1) - 1
             return [*self._ngram.guesses(missing), *self._ngram.tokens[-missing:]][:missing] if self._probing else []
         model = self._model
-        if not model or not most or not model.gain(self._cost):
+        if not model or not most or not model.gain(self._cost, most):
             return []
         self._probing = self._cost.credit > (0 if model.loaded else _PRICE_OF_LOADING)
         return self._ask_model(model, most, cancelled) if self._probing else []
