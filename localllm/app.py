@@ -207,9 +207,9 @@ def load_options(
 
     ``ram_bytes`` is the memory that is free beside the GPUs'. Raises UsageError for a context that is too large.
     """
+    from localllm.cores import default_threads
     from localllm.engine import placement
     from localllm.engine.llama import LoadOptions
-    from localllm.engine.threads import default_threads
 
     gpu_bytes = sum(gpu.free_bytes for gpu in gpus) if settings.gpu_layers != 0 else 0
 

@@ -12,7 +12,7 @@ from localllm.ceiling.answer import Question, Result, Subject, answer, at_depths
 from localllm.ceiling.detection import Detected, detected, main_memory
 from localllm.ceiling.machine import Machine
 from localllm.ceiling.measure import available_memory_bytes, read_bandwidth_gb_s, this_machine
-from localllm.engine.threads import default_threads
+from localllm.cores import default_threads
 from localllm.errors import LocalLLMError
 from localllm.measured import last, learned
 from localllm.models.catalog import full_catalog

@@ -16,9 +16,9 @@ from bench_peers import GEMMA, machine
 
 from localllm import Sampling, json_schema
 from localllm.app import locate
+from localllm.cores import default_threads
 from localllm.engine.grammar import GrammarFilter, GrammarTokens
 from localllm.engine.llama import LlamaDecoder, LoadOptions
-from localllm.engine.threads import default_threads
 
 PERSON = {
     "type": "object",

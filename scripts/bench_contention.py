@@ -19,7 +19,7 @@ from pathlib import Path
 from bench_peers import in_turn, machine
 
 from localllm.app import locate
-from localllm.engine.threads import default_threads
+from localllm.cores import default_threads
 
 OWN_SPINS = "300000"  # libgomp's default
 PROMPT = "a b c d " * 12  # every model that was tried goes on with it for hundreds of tokens

@@ -18,8 +18,8 @@ from llama_cpp import llama_cpp as lib
 
 from localllm import Prompt, Sampling, Settings, open_engine
 from localllm.app import locate
+from localllm.cores import default_threads
 from localllm.engine.llama import LlamaDecoder, LoadOptions
-from localllm.engine.threads import default_threads
 
 TEXT = "The river rose in spring, and people carried what they owned up the hill to the church.\n"
 TOKENS, SAMPLES = 2000, 200

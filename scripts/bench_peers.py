@@ -36,8 +36,8 @@ from prove import commit, processor
 
 from localllm.app import Located, locate
 from localllm.config import cache_dir
+from localllm.cores import default_threads
 from localllm.engine.placement import DEFAULT_CTX
-from localllm.engine.threads import default_threads
 
 T = TypeVar("T")
 SIDE = (sys.executable, str(Path(__file__).with_name("bench_sides.py")))

@@ -23,11 +23,11 @@ from pathlib import Path
 from bench_peers import machine
 
 from localllm.app import locate
+from localllm.cores import default_threads
 from localllm.engine.llama import LlamaDecoder, LoadOptions
 from localllm.engine.prefix import PrefixCache
 from localllm.engine.prefix_store import ROOT, PrefixStore, entries
 from localllm.engine.slicing import border, pure_slices
-from localllm.engine.threads import default_threads
 
 PROGRAM = str(Path(sys.executable).parent / "localllm")
 N_CTX, PROMPT_TOKENS, ANSWER_TOKENS = 4096, 2000, 64

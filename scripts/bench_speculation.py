@@ -27,6 +27,7 @@ from made_models import deepened, requantised
 
 from localllm.app import locate
 from localllm.config import cache_dir
+from localllm.cores import default_threads
 from localllm.engine.costs import CostModel
 from localllm.engine.decoder import Sampler
 from localllm.engine.drafters import ModelDrafter
@@ -34,7 +35,6 @@ from localllm.engine.llama import LlamaDecoder, LoadOptions
 from localllm.engine.slicing import slices
 from localllm.engine.speculate import Speculator
 from localllm.engine.stepper import Stepper
-from localllm.engine.threads import default_threads
 from localllm.values import Sampling
 
 N_CTX = 2048

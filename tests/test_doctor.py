@@ -226,52 +226,17 @@ def test_gpus(cards, built, usable, status, advice):
     ("count", "quota", "load", "status"),
     [
         (8, None, 0.5, "ok"),
-        (8, 8.0, 0.5, "ok"),
-        (8, 2.5, 0.5, "warning"),
+        (8, 16.0, 0.5, "ok"),
+        (2, 2.5, 0.5, "ok"),
         (8, None, 6.5, "warning"),
-        (1, 0.5, 0, "warning"),
+        (1, 0.5, 0.9, "warning"),
     ],
 )
 def test_cores(count, quota, load, status):
-    """A container that gives less time than there are cores, and a machine that is busy, are warnings."""
+    """A machine that is busy is a warning; a container that gives less time than there are cores is named."""
     found = runtime.threads(count, quota, load)
     assert found.status == status
-    if quota and quota < count:
-        assert found.advice == f"use --threads {max(1, int(quota))}"
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, None),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, None),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 1.5),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "400000 100000\n"}, 4.0),
-        (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/b/cpu.max": "400000 100000\n",
-                "sys/fs/cgroup/a/cpu.max": "200000 100000\n",
-            },
-            2.0,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:cpu:/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            0.5,
-        ),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "nonsense"}, None),
-    ],
-)
-def test_the_limit_of_a_container(files, cores, tmp_path):
-    """The tightest limit of all groups that the process is in, in both versions of the kernel's interface."""
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert runtime.quota_cores(tmp_path) == cores
+    assert ("container" in found.text) == (quota is not None and quota < 8)
 
 
 # --- settings ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """What fits where: context size, layers on a GPU, threads; and the options that a model is loaded with."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import pytest
 from gguf_files import tiny
@@ -11,8 +9,8 @@ from hypothesis import strategies as st
 
 from localllm import Settings
 from localllm.app import load_options
+from localllm.cores import default_threads
 from localllm.engine.placement import DEFAULT_CTX, MIN_CTX, context_tokens, fit, gpu_layers
-from localllm.engine.threads import default_threads
 from localllm.errors import UsageError
 
 GIB = 2**30
@@ -176,14 +174,3 @@ def test_a_context_beyond_the_models_training_is_refused(shape):
     """With the number that is allowed."""
     with pytest.raises(UsageError, match="trained for 131,072"):
         load_options(shape, Settings(ctx_size=131_073), [], 64 * GIB)
-
-
-def test_threads_are_the_cores_that_may_be_used():
-    """At least one, and no more than there are logical processors."""
-    assert 1 <= default_threads() <= (os.cpu_count() or 1)
-    if Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list").exists():
-        siblings = {
-            Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-            for cpu in os.sched_getaffinity(0)
-        }
-        assert default_threads() == len(siblings)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from localllm.cores import default_threads, quota_cores
 from localllm.doctor.finding import Finding, ok, problem, warning
 from localllm.sizes import GIB
 
@@ -164,44 +165,13 @@ def _with_memory(name: str, memory_bytes: int | None) -> str:
 
 def cores() -> Iterator[Finding]:
     """Whether there are cores to compute on: a container's limit, and what other programs take."""
-    from localllm.engine.threads import default_threads
-
     yield threads(default_threads(), quota_cores(), os.getloadavg()[0])
-
-
-def quota_cores(root: Path = Path("/")) -> float | None:
-    """How many cores' time the control groups of this process allow (Linux); None for as much as there is."""
-    groups = [root / "sys/fs/cgroup"]
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        if line.startswith("0::/"):
-            own = groups[0] / line.removeprefix("0::/")
-            groups = [own, *own.parents][: len(own.parts) - len(groups[0].parts) + 1]
-    limits = [_cpu_max(_text(group / "cpu.max")) for group in groups]
-    period, quota = (_text(groups[-1] / "cpu" / f"cpu.cfs_{name}_us") for name in ("period", "quota"))  # version 1
-    limits.append(_cpu_max(f"{quota} {period}"))
-    return min((limit for limit in limits if limit), default=None)
-
-
-def _cpu_max(text: str) -> float | None:
-    match text.split():
-        case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period):
-            return int(quota) / int(period)
-    return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def threads(count: int, quota: float | None, load: float) -> Finding:
     """``count`` threads are used where no other number is given; ``load`` is the system's over the last minute."""
-    text = f"{count} thread{'s' if count > 1 else ''}, one for each core; load {load:.1f}"
-    if quota is not None and quota < count:
-        fewer = max(1, int(quota))
-        return warning("cores", f"{text}; this container may use {quota:g} cores' time only", f"use --threads {fewer}")
+    each = f"this container may use {quota:g} cores' time" if quota and quota < count + 1 else "one for each core"
+    text = f"{count} thread{'s' if count > 1 else ''}, {each}; load {load:.1f}"
     if load > 0.7 * count:
         return warning("cores", f"{text}: other programs compute too, answers are slower", "see which: top")
     return ok("cores", text)

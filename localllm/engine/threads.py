@@ -1,17 +1,11 @@
-"""How many threads to use: by the machine's cores, and by what steps take while it is busy with other things too."""
+"""How many threads to use while the machine is busy with other things too, by what steps take."""
 
 import math
-import os
 import resource
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-
-_TOPOLOGY = Path("/sys/devices/system/cpu")
 
 _WINDOW = 8  # steps that tell how it goes at present
 _TRIAL_STEPS = 4
@@ -19,31 +13,6 @@ _LONG_S = 0.3  # a single step that is disturbed for so long is enough to act
 _PREEMPTIONS_PER_S = 60  # an idle machine shows some 30, one with another busy process 100 to 300
 _BETTER, _HOPELESS = 0.93, 1.4  # of what a step took before
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 16.0
-
-
-def default_threads() -> int:
-    """Physical cores that this process may use: a second thread on one core only adds waiting at barriers."""
-    if sys.platform == "darwin":
-        return _performance_cores() or os.cpu_count() or 1
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    return max(1, len({_siblings(cpu) for cpu in usable}))
-
-
-def _siblings(cpu: int) -> str:
-    """The hardware threads that share a core with ``cpu``, as the kernel lists them."""
-    try:
-        return (_TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text()
-    except OSError:
-        return str(cpu)
-
-
-def _performance_cores() -> int | None:
-    """Apple: the number of performance cores; the efficiency cores would hold the others up."""
-    command = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
-    try:
-        return int(subprocess.run(command, capture_output=True, text=True, timeout=2, check=True).stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
 
 
 def preemptions() -> int:
