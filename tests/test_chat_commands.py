@@ -164,9 +164,10 @@ def test_a_conversation_is_saved_and_read_back(terminal, tmp_path, monkeypatch):
         chat.ready()
         chat.types(typed + "\r")
         chat.sees(expected)
-    said = json.loads((tmp_path / "talk.json").read_text())["messages"]
-    assert [entry["role"] for entry in said] == ["system", "user", "assistant"]
-    assert "## You\n\nHello\n" in (tmp_path / "talk.md").read_text()
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["system"] == "Be kind." and [entry["role"] for entry in saved["messages"]] == ["user", "assistant"]
+    markdown = (tmp_path / "talk.md").read_text()
+    assert markdown.startswith("# Hello\n\n") and "## Question\n\nHello\n" in markdown
 
 
 @pytest.mark.model
@@ -387,6 +388,23 @@ def test_a_conversation_is_not_saved_where_that_cannot_be(name, tmp_path, monkey
     context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
     with pytest.raises(UsageError):
         commands.run(f"/save {name}", context)
+
+
+def test_what_is_loaded_goes_on_as_it_stood_and_says_so(tmp_path):
+    """What the model was not given any more it is not given now; and a saved text steers no terminal."""
+    said = [Message(role, f"{role} {turn} \x1b[31m") for turn in range(3) for role in ("user", "assistant")]
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(), "Be kind.", said)
+    context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
+    chat.forget(1)
+    before = chat.messages
+    for name in ("talk.json", "talk.md"):
+        commands.run(f"/save {tmp_path / name}", context)
+        assert "\x1b" not in (tmp_path / name).read_text()
+    chat.clear()
+    chat.system = ""
+    loaded = commands.run(f"/load {tmp_path / 'talk.json'}", context)
+    assert loaded.startswith("3 questions with their answers from") and "not given the oldest 1" in loaded
+    assert chat.messages == before and list(chat.said) == said
 
 
 def test_a_full_disk_leaves_no_half_conversation(tmp_path):
