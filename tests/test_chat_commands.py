@@ -8,6 +8,8 @@ import re
 import resource
 import stat
 import sys
+import threading
+import types
 from contextlib import nullcontext
 
 import pytest
@@ -27,6 +29,7 @@ from localllm.session.chat import Chat
 from localllm.session.room import Filled
 from localllm.sizes import counted, size_text, turns_text
 from localllm.terminal import attachments, clipboard, commands, render
+from localllm.terminal.chat_ceiling import ChatCeiling
 from localllm.terminal.context_view import bar, context_view
 from localllm.terminal.why import why
 from localllm.values import ModelInfo, TurnStats
@@ -405,6 +408,28 @@ def test_what_is_loaded_goes_on_as_it_stood_and_says_so(tmp_path):
     loaded = commands.run(f"/load {tmp_path / 'talk.json'}", context)
     assert loaded.startswith("3 questions with their answers from") and "not given the oldest 1" in loaded
     assert chat.messages == before and list(chat.said) == said
+
+
+def test_the_ceiling_is_measured_in_quiet_and_once_for_each_model():
+    """Not before there was an answer; not again while the model stays."""
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(temperature=0))
+    measured, told = [], threading.Event()
+
+    def measure():
+        measured.append(chat.engine)
+        return types.SimpleNamespace(ceiling_tok_s=lambda depth: 50.0 - depth)
+
+    ceiling = ChatCeiling(chat, measure, quiet_s=0)
+    with ceiling.measured_when_quiet(told.set):
+        assert not told.wait(0.1)
+    list(chat.turn("hello", Cancel()))
+    for _ in range(2):
+        with ceiling.measured_when_quiet(told.set):
+            assert told.wait(60)
+    assert measured == [chat.engine] and ceiling.tok_s(10) == 40.0
+    chat.switch(lambda: fake_engine(FakeDecoder(says(b"fine"))), lambda: None)
+    assert ceiling.tok_s(10) is None and ceiling.bound() and ceiling.tok_s(10) == 40.0
+    assert measured[1:] == [chat.engine]
 
 
 def test_a_full_disk_leaves_no_half_conversation(tmp_path):

@@ -14,14 +14,15 @@ from localllm.session.chat import Chat
 if TYPE_CHECKING:
     from localllm.here import Bound
 
-_MEASURE_AFTER_S = 1.0  # of quiet after an answer
-
 
 class ChatCeiling:
-    """What memory allows the present model of ``chat``: found out by ``measure``, once for each."""
+    """What memory allows the present model of ``chat``: found out by ``measure``, once for each.
 
-    def __init__(self, chat: Chat, measure: "Callable[[], Bound]") -> None:
-        self._chat, self._measure = chat, measure
+    ``quiet_s`` is how long nothing must have happened before.
+    """
+
+    def __init__(self, chat: Chat, measure: "Callable[[], Bound]", quiet_s: float = 1.0) -> None:
+        self._chat, self._measure, self._quiet_s = chat, measure, quiet_s
         self._found: tuple[object, Bound] | None = None  # the engine that it was found for
 
     def bound(self) -> "Bound":
@@ -48,7 +49,7 @@ class ChatCeiling:
                 self.bound()
                 then()
 
-        timer = threading.Timer(_MEASURE_AFTER_S, find)
+        timer = threading.Timer(self._quiet_s, find)
         timer.daemon = True
         timer.start()
         try:
