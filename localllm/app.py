@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from localllm.engine.llama import Device, LlamaDecoder, LoadOptions
     from localllm.engine.placement import Fit
     from localllm.engine.prefix import PrefixCache
+    from localllm.engine.template import ChatTemplate
 
 _GPU_BACKENDS = ("cuda", "hip", "metal", "sycl", "vulkan")
 
@@ -119,20 +120,11 @@ def open_engine(
     from localllm.ceiling.measure import available_memory_bytes
     from localllm.engine.engine import Engine
     from localllm.engine.llama import LlamaDecoder, devices
-    from localllm.engine.template import ChatTemplate
 
     gpus, ram_bytes = devices(), available_memory_bytes()
     options, reason = load_options(shape, settings, gpus, ram_bytes)
-
-    def try_first(loadable: drafting.Loadable, tell: Callable[[Download], None] = lambda _: None) -> None:
-        model = loadable.model
-        if not model.verified:
-            from localllm.engine.probe import try_out
-
-            first_use = Download(model.name, model.place, "try", 0, None)
-            try_out(model.files, loadable.options, config.cache_dir() / "tried", cancel, lambda: tell(first_use))
-
     target = drafting.Loadable(model, shape, options)
+    try_first = functools.partial(_try_first, cancel)
     try_first(target, on_download)
     draft = _draft(target, settings.draft, on_download, cancel)
     decoder = LlamaDecoder(model.path, options, cancel)
@@ -143,9 +135,24 @@ def open_engine(
         decoder.close()
         raise
     prefix = _prefix_cache(decoder, target) if settings.cache else None
-    vocab = decoder.vocab
-    bos, eos = (token.text if token else "" for token in (vocab.bos, vocab.eos))
-    info = ModelInfo(
+    info = _info(target, decoder, reason)
+    return Engine(decoder, _template(shape, decoder), info, _sampling(model), stepper, prefix)
+
+
+def _try_first(cancel: Cancel, loadable: "Loadable", tell: Callable[[Download], None] = lambda _: None) -> None:
+    """Load a file that nothing vouches for in a child process, if that was not done before."""
+    model = loadable.model
+    if model.verified:
+        return
+    from localllm.engine.probe import try_out
+
+    first_use = Download(model.name, model.place, "try", 0, None)
+    try_out(model.files, loadable.options, config.cache_dir() / "tried", cancel, lambda: tell(first_use))
+
+
+def _info(target: "Loadable", decoder: "LlamaDecoder", reason: ContextReason) -> ModelInfo:
+    model, options = target.model, target.options
+    return ModelInfo(
         name=model.name,
         n_ctx=decoder.n_ctx,
         n_ctx_reason=reason,
@@ -153,12 +160,17 @@ def open_engine(
         flash_attention=decoder.flash_attention,
         threads=options.threads,
         gpu_layers=options.gpu_layers,
-        layers=shape.n_layers + 1,
-        chat_template=bool(shape.chat_template.strip()),
+        layers=target.shape.n_layers + 1,
+        chat_template=bool(target.shape.chat_template.strip()),
         reference=str(model.path.absolute()) if model.place == FILE and not model.spec else model.name,
     )
-    template = ChatTemplate.of_model(shape.chat_template, bos, eos)
-    return Engine(decoder, template, info, _sampling(model), stepper, prefix)
+
+
+def _template(shape: ModelShape, decoder: "LlamaDecoder") -> "ChatTemplate":
+    from localllm.engine.template import ChatTemplate
+
+    bos, eos = (token.text if token else "" for token in (decoder.vocab.bos, decoder.vocab.eos))
+    return ChatTemplate.of_model(shape.chat_template, bos, eos)
 
 
 def _prefix_cache(decoder: "LlamaDecoder", target: "Loadable") -> "PrefixCache | None":

@@ -63,11 +63,6 @@ def write(content: str, file: Path | None = None) -> None:
         raise LocalLLMError(f"cannot write {target}: {error.strerror}", "nothing was changed") from error
 
 
-def draft_path() -> Path:
-    """Where an edited text with a mistake is kept."""
-    return settings.path().with_name("config.yaml.draft")
-
-
 def template() -> str:
     """What a new config.yaml begins as: every setting, as a comment."""
     lines = ["# Settings of localllm: take the # before a name away, and choose. `localllm config` shows what holds."]

@@ -1,6 +1,9 @@
 """A real pseudo-terminal for tests: what is typed goes in as keys, what comes out is read as a person reads it."""
 
+import os
+import pty
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +17,24 @@ STATUS = r"tokens?[^·]* ·[\s\S]*?context\s[\d,]+\sof\s[\d,]+"  # a narrow wind
 
 # All tokens equally likely: the one that ends the answer does not come by chance.
 ENDLESS = ("--temp", "100", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "1")
+
+
+def run_at_terminal(*arguments, **options) -> subprocess.CompletedProcess[str]:
+    """The program with a terminal for stdin and stdout, which nobody reads, and stderr apart."""
+    ours, theirs = pty.openpty()
+    try:
+        return subprocess.run(
+            [PROGRAM, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            **options,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 class Terminal:

@@ -8,6 +8,8 @@ import re
 import resource
 import stat
 import sys
+import threading
+import types
 from contextlib import nullcontext
 
 import pytest
@@ -27,6 +29,7 @@ from localllm.session.chat import Chat
 from localllm.session.room import Filled
 from localllm.sizes import counted, size_text, turns_text
 from localllm.terminal import attachments, clipboard, commands, render
+from localllm.terminal.chat_ceiling import ChatCeiling
 from localllm.terminal.context_view import bar, context_view
 from localllm.terminal.why import why
 from localllm.values import ModelInfo, TurnStats
@@ -164,9 +167,10 @@ def test_a_conversation_is_saved_and_read_back(terminal, tmp_path, monkeypatch):
         chat.ready()
         chat.types(typed + "\r")
         chat.sees(expected)
-    said = json.loads((tmp_path / "talk.json").read_text())["messages"]
-    assert [entry["role"] for entry in said] == ["system", "user", "assistant"]
-    assert "## You\n\nHello\n" in (tmp_path / "talk.md").read_text()
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["system"] == "Be kind." and [entry["role"] for entry in saved["messages"]] == ["user", "assistant"]
+    markdown = (tmp_path / "talk.md").read_text()
+    assert markdown.startswith("# Hello\n\n") and "## Question\n\nHello\n" in markdown
 
 
 @pytest.mark.model
@@ -387,6 +391,45 @@ def test_a_conversation_is_not_saved_where_that_cannot_be(name, tmp_path, monkey
     context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
     with pytest.raises(UsageError):
         commands.run(f"/save {name}", context)
+
+
+def test_what_is_loaded_goes_on_as_it_stood_and_says_so(tmp_path):
+    """What the model was not given any more it is not given now; and a saved text steers no terminal."""
+    said = [Message(role, f"{role} {turn} \x1b[31m") for turn in range(3) for role in ("user", "assistant")]
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(), "Be kind.", said)
+    context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
+    chat.forget(1)
+    before = chat.messages
+    for name in ("talk.json", "talk.md"):
+        commands.run(f"/save {tmp_path / name}", context)
+        assert "\x1b" not in (tmp_path / name).read_text()
+    chat.clear()
+    chat.system = ""
+    loaded = commands.run(f"/load {tmp_path / 'talk.json'}", context)
+    assert loaded.startswith("3 questions with their answers from") and "not given the oldest 1" in loaded
+    assert chat.messages == before and list(chat.said) == said
+
+
+def test_the_ceiling_is_measured_in_quiet_and_once_for_each_model():
+    """Not before there was an answer; not again while the model stays."""
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(temperature=0))
+    measured, told = [], threading.Event()
+
+    def measure():
+        measured.append(chat.engine)
+        return types.SimpleNamespace(ceiling_tok_s=lambda depth: 50.0 - depth)
+
+    ceiling = ChatCeiling(chat, measure, quiet_s=0)
+    with ceiling.measured_when_quiet(told.set):
+        assert not told.wait(0.1)
+    list(chat.turn("hello", Cancel()))
+    for _ in range(2):
+        with ceiling.measured_when_quiet(told.set):
+            assert told.wait(60)
+    assert measured == [chat.engine] and ceiling.tok_s(10) == 40.0
+    chat.switch(lambda: fake_engine(FakeDecoder(says(b"fine"))), lambda: None)
+    assert ceiling.tok_s(10) is None and ceiling.bound() and ceiling.tok_s(10) == 40.0
+    assert measured[1:] == [chat.engine]
 
 
 def test_a_full_disk_leaves_no_half_conversation(tmp_path):

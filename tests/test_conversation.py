@@ -248,16 +248,51 @@ def test_what_fills_the_context_adds_up():
     assert found.total_tokens == len(chat.engine.encode(chat.messages).ids)
 
 
-MESSAGES = st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=4)
+TURNS = st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=4)
 
 
-@given(turns=MESSAGES, system=st.none() | st.text(min_size=1))
-def test_a_conversation_is_read_back_as_it_was_written(turns, system):
-    """Whatever its text holds."""
-    messages = [Message("system", system)] if system else []
-    for question, answer, reasoning in turns:
-        messages += [Message("user", question), Message("assistant", answer, reasoning=reasoning)]
-    assert portable.from_json(portable.as_json(messages)) == messages
+def messages_of(turns):
+    return [
+        message
+        for question, answer, reasoning in turns
+        for message in (Message("user", question), Message("assistant", answer, reasoning=reasoning))
+    ]
+
+
+@given(given=TURNS, forgotten=TURNS, system=st.text())
+def test_a_conversation_is_read_back_as_it_was_written(given, forgotten, system):
+    """Whatever its text holds, in a file that steers no terminal and that any locale can write."""
+    document = portable.Document(messages_of(given), messages_of(forgotten), system)
+    written = portable.as_json(document)
+    assert portable.from_json(written) == document
+    assert written.isascii() and written.replace("\n", "").isprintable()
+
+
+def test_a_chat_is_saved_and_goes_on_as_it_stood():
+    """With what the model is no longer given, and the summary that it is given instead."""
+    chat = chat_of(system="Be kind.")
+    for text in ("one", "two", "three"):
+        end_of(chat.turn(text, Cancel()))
+    chat.forget(1, summary="They said one.")
+    document = portable.from_json(portable.as_json(portable.of_chat(chat)))
+    again = chat_of(system="Be rude.")
+    end_of(again.turn("what was there before", Cancel()))
+    again.replace([*document.forgotten, *document.given])
+    again.system = document.system
+    again.forget(len(document.forgotten) // 2)
+    plain = [(message.role, message.text) for message in chat.messages]
+    assert [(message.role, message.text) for message in again.messages] == plain
+    assert [message.text for message in again.said[:2]] == ["one", TEXT.decode()]
+    markdown = portable.as_markdown(portable.of_chat(chat))
+    assert markdown.startswith("# one\n\n") and markdown.count("made room for others") == 2
+    assert markdown.count("## Question\n") == 4 and "## System\n\nBe kind.\n" in markdown
+
+
+def test_a_file_with_the_system_prompt_as_its_first_message_is_read():
+    """As files had it once; what is not said there is as it would be."""
+    text = '[{"role": "system", "text": "s"}, {"role": "user", "text": "q"}, {"role": "assistant", "text": "a"}]'
+    document = portable.from_json(f'{{"messages": {text}}}')
+    assert document == portable.Document([Message("user", "q"), Message("assistant", "a")], [], "s")
 
 
 @pytest.mark.parametrize(
@@ -271,6 +306,11 @@ def test_a_conversation_is_read_back_as_it_was_written(turns, system):
         '{"messages": [{"role": "assistant", "text": "a"}, {"role": "user", "text": "b"}]}',
         '{"messages": [{"role": "tool", "text": "a"}]}',
         '{"messages": [{"role": "user", "text": 3}, {"role": "assistant", "text": "b"}]}',
+        '{"messages": [{"role": "user", "text": "\\ud800"}, {"role": "assistant", "text": "b"}]}',
+        '{"system": 3, "messages": []}',
+        '{"messages": {"role": "user"}}',
+        '{"messages": [{"role": "user", "text": "a"}, {"role": "system", "text": "b"}]}',
+        '{"messages": [{"role": "user", "text": "a"}, {"role": "assistant", "text": "b", "in_context": false}]}',
         "[" * 100_000,
     ],
 )

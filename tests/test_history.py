@@ -8,6 +8,7 @@ import pytest
 from test_ask import PROGRAM
 
 from localllm import Message
+from localllm.session import portable
 from localllm.session.transcripts import FILE_NAME, Edit, Transcripts
 from localllm.terminal.history_view import recap
 
@@ -91,6 +92,16 @@ def test_show_and_export(run, kept):
         "in_context": False,
     }
     assert run("history", "export", kept[0], "--md", "--json").returncode == 2
+
+
+def test_what_is_exported_can_be_loaded(run, folder, tmp_path):
+    """It is what /save would have written, and the chat stands where it stood."""
+    said = [Message(role, f"{role} {turn} {EVIL}") for turn in range(2) for role in ("user", "assistant")]
+    with Transcripts.open(folder) as transcripts:
+        kept = transcripts.begin("Talk", "smollm2-135m", "Be brief.", said)
+        transcripts.change(kept.summary, Edit(dropped=(kept.rows[0].key, kept.rows[1].key)))
+    exported = run("history", "export", "--json", kept.summary.id).stdout
+    assert portable.from_json(exported) == portable.Document(said[2:], said[:2], "Be brief.")
 
 
 def test_search(run, kept, terminal):

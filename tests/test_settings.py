@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import stat
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from terminals import PROGRAM
+from terminals import PROGRAM, run_at_terminal
 
 from localllm import settings_file
 from localllm.cli.main import program
@@ -409,26 +410,37 @@ def editor(home: Path, code: str) -> str:
     return f"{sys.executable} {script}"
 
 
+def edit(editor: str) -> subprocess.CompletedProcess[str]:
+    """``config edit`` in a terminal."""
+    return run_at_terminal("config", "edit", env={**os.environ, "EDITOR": editor, "VISUAL": ""})
+
+
+def edit_refused(editor: str) -> str:
+    result = edit(editor)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result
+    return result.stderr
+
+
 def test_edit_begins_with_every_setting_as_a_comment(config, home):
     """Each line of it holds once its # is taken away; one that is left as it was writes nothing."""
     kept = home / "seen"
     code = f"pathlib.Path({str(kept)!r}).write_text(path.read_text())"
-    assert run("config", "edit", EDITOR=editor(home, code)).returncode == 0 and not config.exists()
+    assert edit(editor(home, code)).returncode == 0 and not config.exists()
     named = [line for line in kept.read_text().splitlines() if line.endswith(":")]
     assert [line.removeprefix("# ").removesuffix(":") for line in named] == [*SETTINGS]
     code = "path.write_text(path.read_text().replace('# seed:', 'seed: 4'))"
-    assert run("config", "edit", EDITOR=editor(home, code)).returncode == 0
+    assert edit(editor(home, code)).returncode == 0
     assert in_file()["seed"].value == 4
 
 
 def test_an_edited_text_with_a_mistake_changes_nothing_and_is_kept(config, home):
     """Its line is told, and the next edit goes on with it."""
     config.write_text("# mine\ntemp: 1\n")
-    line = refused("config", "edit", EDITOR=editor(home, "path.write_text('# new\\ntemp: 2\\nsed: 1\\n')"))
+    line = edit_refused(editor(home, "path.write_text('# new\\ntemp: 2\\nsed: 1\\n')"))
     assert f"{config}, line 3: there is no setting 'sed'; did you mean 'seed'?" in line
     assert config.read_text() == "# mine\ntemp: 1\n" and str(config.with_name("config.yaml.draft")) in line
     code = "path.write_text(path.read_text().replace('sed:', 'seed:'))"
-    assert run("config", "edit", EDITOR=editor(home, code)).returncode == 0
+    assert edit(editor(home, code)).returncode == 0
     assert config.read_text() == "# new\ntemp: 2\nseed: 1\n" and [*config.parent.iterdir()] == [config]
 
 
@@ -436,9 +448,23 @@ def test_edit_does_not_undo_what_somebody_else_changed_meanwhile(config, home):
     """Both are there: theirs in the file, ours in the draft."""
     config.write_text("temp: 1\n")
     code = f"path.write_text('temp: 2\\n'); pathlib.Path({str(config)!r}).write_text('temp: 3\\n')"
-    assert "changed by somebody else" in refused("config", "edit", EDITOR=editor(home, code))
+    assert "changed by somebody else" in edit_refused(editor(home, code))
     assert config.read_text() == "temp: 3\n"
     assert config.with_name("config.yaml.draft").read_text() == "temp: 2\n"
+
+
+@pytest.mark.parametrize("end", ["stdin", "stdout"])
+def test_without_a_terminal_no_editor_is_started(config, home, end):
+    """One line with the file that a script can write itself; one end in a terminal is not enough."""
+    ours, theirs = pty.openpty()
+    ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL} | {end: theirs}
+    environment = {**os.environ, "EDITOR": editor(home, "path.write_text('temp: 1')"), "VISUAL": ""}
+    command = [PROGRAM, "config", "edit"]
+    result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, **ends)
+    for descriptor in (ours, theirs):
+        os.close(descriptor)
+    told = f"localllm: an editor needs a terminal; in scripts write the file itself: {config}\n"
+    assert (result.returncode, result.stderr) == (2, told) and not config.exists()
 
 
 def test_a_file_that_may_not_be_written(config):

@@ -11,6 +11,7 @@ import pytest
 from conftest import as_a_user
 from hypothesis import given
 from hypothesis import strategies as st
+from terminals import run_at_terminal
 
 from localllm import config
 from localllm.errors import UsageError
@@ -285,11 +286,13 @@ def editor(tmp_path, script):
     return {"env": {**os.environ, "EDITOR": shlex.quote(str(path)), "VISUAL": ""}}
 
 
-def test_edit_copies_a_shipped_template_and_leaves_the_shipped_one(run, own, tmp_path):
+def edit(name, **options):
+    return run_at_terminal("template", "edit", name, **options)
+
+
+def test_edit_copies_a_shipped_template_and_leaves_the_shipped_one(own, tmp_path):
     """The editor gets its text under a name that ends in .yaml; what is written is the user's own from then on."""
-    done = run(
-        "template", "edit", "commit", **editor(tmp_path, 'cp "$1" seen.yaml; echo "seed: 7" >> "$1"'), cwd=tmp_path
-    )
+    done = edit("commit", **editor(tmp_path, 'cp "$1" seen.yaml; echo "seed: 7" >> "$1"'), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, f"localllm: it is in {own / 'commit.yaml'}\n")
     shipped = (templates.BUILT_IN / "commit.yaml").read_text()
     assert (tmp_path / "seen.yaml").read_text() == shipped
@@ -297,44 +300,53 @@ def test_edit_copies_a_shipped_template_and_leaves_the_shipped_one(run, own, tmp
     assert templates.load("commit").settings["seed"] == 7
 
 
-def test_edit_begins_a_new_template_that_works(run, home, tmp_path):
+def test_edit_begins_a_new_template_that_works(home, tmp_path):
     """The folder is made where it is not there; without a change there is no file."""
-    untouched = run("template", "edit", "mine", **editor(tmp_path, "true"))
+    untouched = edit("mine", **editor(tmp_path, "true"))
     assert (untouched.returncode, untouched.stderr) == (0, "localllm: nothing is changed\n")
     assert not templates.user_dir().exists()
-    assert run("template", "edit", "mine", **editor(tmp_path, 'echo "# mine" >> "$1"')).returncode == 0
+    assert edit("mine", **editor(tmp_path, 'echo "# mine" >> "$1"')).returncode == 0
     assert "into English" in templates.load("mine").filled({}).question("Bonjour", "")
 
 
-def test_a_mistake_changes_nothing_and_is_kept_to_go_on_with(run, own, tmp_path):
+def test_a_mistake_changes_nothing_and_is_kept_to_go_on_with(own, tmp_path):
     """The line is told; the next edit begins with what was written, and once it is right there is no draft."""
     (own / "mine.yaml").write_text("prompt: before\n")
-    wrong = run("template", "edit", "mine", **editor(tmp_path, 'echo "promt: x" >> "$1"'))
+    wrong = edit("mine", **editor(tmp_path, 'echo "promt: x" >> "$1"'))
     assert wrong.returncode == 2 and "mine.yaml, line 2: unknown key 'promt'; did you mean 'prompt'?" in wrong.stderr
     assert (own / "mine.yaml").read_text() == "prompt: before\n"
     assert (own / "mine.yaml.draft").read_text() == "prompt: before\npromt: x\n"
-    assert run("template", "edit", "mine", **editor(tmp_path, 'sed -i s/promt/system/ "$1"')).returncode == 0
+    assert edit("mine", **editor(tmp_path, 'sed -i s/promt/system/ "$1"')).returncode == 0
     assert (own / "mine.yaml").read_text() == "prompt: before\nsystem: x\n"
     assert [path.name for path in own.iterdir()] == ["mine.yaml"]
 
 
-def test_an_editor_that_fails_and_a_name_that_is_none(run, own, tmp_path):
+def test_an_editor_that_fails_and_a_name_that_is_none(own, tmp_path):
     """Nothing is written."""
-    assert run("template", "edit", "commit", **editor(tmp_path, "exit 1")).returncode == 2
-    done = run("template", "edit", ".b", **editor(tmp_path, "true"))
+    assert edit("commit", **editor(tmp_path, "exit 1")).returncode == 2
+    done = edit(".b", **editor(tmp_path, "true"))
     assert done.returncode == 2 and "'.b' is no name for a template" in done.stderr
     for name in ("/", "./"):
-        done = run("template", "edit", name, **editor(tmp_path, "true"))
+        done = edit(name, **editor(tmp_path, "true"))
         assert done.returncode == 2 and "is no name for a template" in done.stderr
     assert not [*own.iterdir()]
 
 
-def test_a_link_into_a_repository_of_dotfiles_stays_one(run, own, tmp_path):
+def test_a_link_into_a_repository_of_dotfiles_stays_one(own, tmp_path):
     """What it leads to is changed."""
     (tmp_path / "dotfile").write_text("prompt: before\n")
     (own / "mine.yaml").symlink_to(tmp_path / "dotfile")
-    assert run("template", "edit", "mine", **editor(tmp_path, 'echo "temp: 0" >> "$1"')).returncode == 0
+    assert edit("mine", **editor(tmp_path, 'echo "temp: 0" >> "$1"')).returncode == 0
     assert (own / "mine.yaml").is_symlink() and (tmp_path / "dotfile").read_text() == "prompt: before\ntemp: 0\n"
+
+
+def test_without_a_terminal_no_editor_is_started(run, own, tmp_path):
+    """One line with the file that a script can write itself; a draft that is there stays."""
+    (own / "mine.yaml.draft").write_text("promt: x\n")
+    done = run("template", "edit", "mine", **editor(tmp_path, f"touch {tmp_path}/started"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr == f"localllm: an editor needs a terminal; in scripts write the file itself: {own}/mine.yaml\n"
+    assert not (tmp_path / "started").exists() and [path.name for path in own.iterdir()] == ["mine.yaml.draft"]
 
 
 # Asking by one

@@ -1,9 +1,9 @@
 """``localllm ask``: one prompt, one answer, made for pipes and scripts."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -15,6 +15,7 @@ from localllm.cli.conversing import Start, converse, use_terminal
 from localllm.cli.first_run import choose_default
 from localllm.cli.signals import cancelling
 from localllm.cli.template import Param, Template, filled_template
+from localllm.config import Settings
 from localllm.errors import PromptTooLong, UsageError
 from localllm.settings import SETTINGS
 from localllm.terminal.inputs import attached_text
@@ -22,9 +23,11 @@ from localllm.terminal.safe import readable
 from localllm.values import Constraint, Message, ModelInfo, Prompt, Sampling
 
 if TYPE_CHECKING:
+    from localllm.app import Located
     from localllm.engine.engine import Engine
     from localllm.session.extract import Which
     from localllm.session.overflow import Fitted, Part
+    from localllm.session.templates import Filled
 
 
 app = typer.Typer(rich_markup_mode=None)
@@ -99,44 +102,31 @@ def ask(
     git diff | localllm ask "write a commit message"
     localllm ask -f report.txt "what is missing?"
     """
-    choose = partial(
-        options.sampling_from,
-        temperature=temp,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=stop,
-    )
     filled = filled_template(template, param or ())
-    choose = partial(choose, **filled.sampling)
-    choose(Sampling())  # wrong values are told before anything is loaded
+    choose = options.sampling_from(
+        temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop, template=filled.sampling
+    )
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
     SETTINGS["timeout"].check(timeout)
     cancel = Cancel(timeout)
-    waiting = tell if sys.stderr.isatty() and not quiet else _nothing
+    told = _nothing if quiet else tell
+    waiting = told if sys.stderr.isatty() else _nothing
     constraint = structured.constraint_from(schema, choice, stop, cancel, waiting)
     which = _which(extract, extract_last, None if constraint else filled.template.extract)
     _check_together(raw, interactive, continue_ or cid is not None, json, which, constraint)
     attached = attached_text(file or (), cancel, waiting)
     request = readable(" ".join(words or ()))
     if filled.needs_input and not (attached.strip() or request.strip()):
-        if template:
-            raise UsageError(f"there is no text for template {template!r}", "pipe it in, or give -f FILE or a prompt")
-        raise UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')
+        raise _nothing_to_ask(template)
     before = going_on.resumed(continue_, cid)
     model = going_on.model_for(before, model if options.given("model") else None) or filled.model or model
     if not options.given("system"):
         system = before.summary.system if before else filled.system or system
-    system = readable(system)
+    question = _Question(filled, attached, request, readable(system), raw, on_overflow)
     if interactive:
         use_terminal()
 
-    from localllm.app import locate, open_engine
     from localllm.terminal.line_settings import is_terminal, keys_unseen
-    from localllm.terminal.progress import download_progress
     from localllm.terminal.render import View
 
     choose_default(model, quiet=quiet, may_ask=timeout is None)
@@ -144,78 +134,102 @@ def ask(
     form = Form(view, json, which, constraint)
     view.load_ahead()
     with cancelling(cancel), keys_unseen(for_us=interactive) if is_terminal() else nullcontext():
-        with download_progress(quiet) as on_download:
-            located = locate(model, on_download, cancel)
-            engine = open_engine(located, settings, on_download, cancel)
+        located, engine = _opened(model, settings, quiet, cancel)
         said = engine.believed(before.messages) if before else []
-        question = partial(filled.question, request=request)
-        fitted = _fit(engine, system, said, attached, question, raw, choose(engine.sampling), on_overflow, cancel)
-        has_wrong_bytes = any("\ufffd" in text for text in (system, attached, request))
-        for note in _notes(fitted, on_overflow, engine.info, raw, has_wrong_bytes) if not quiet else ():
-            tell(note)
-        events = engine.reply(fitted.prompt, choose(engine.sampling), cancel, form.hold_unopened, constraint=constraint)
-        end = write(events, form)
-    recorder = going_on.recorder(before, _nothing if quiet else tell)
+        sampling = choose(engine.sampling)
+        fitted = question.fitted(engine, said, sampling, cancel)
+        for note in question.notes(fitted, engine.info):
+            told(note)
+        end = write(engine.reply(fitted.prompt, sampling, cancel, form.hold_unopened, constraint=constraint), form)
+    recorder = going_on.recorder(before, told) if log and not raw else None
     if end.message.text or end.message.reasoning:
-        said = [*said, Message("user", question(fitted.text)), end.message]
-        if log and not raw:
-            with suppress(KeyboardInterrupt):  # the answer is out
-                recorder.keep(said, system, engine.info.reference, about=request)
+        said = [*said, question.message(fitted.text), end.message]
+        with suppress(KeyboardInterrupt):  # the answer is out
+            if recorder:
+                recorder.keep(said, question.system, engine.info.reference, about=request)
     if json:
-        write_json(end, form, engine.info.name, fitted.dropped_tokens, recorder.id if log and not raw else None)
+        write_json(end, form, engine.info.name, fitted.dropped_tokens, recorder.id if recorder else None)
     if not quiet:
         report(end, form, engine.info, usage, which if extract or extract_last else None)
     if interactive:
-        return converse(Start(located, engine, settings, choose, system, said, [], recorder if log else None, view))
-    recorder.close()
-    if end.reason not in ("timeout", "interrupted"):  # these want an end at once
-        with suppress(KeyboardInterrupt):  # the answer is out: only the cache loses something
+        return converse(Start(located, engine, settings, choose, question.system, said, [], recorder, view))
+    if recorder:
+        recorder.close()
+    with suppress(KeyboardInterrupt):  # the answer is out: only the cache loses something
+        if end.reason not in ("timeout", "interrupted"):  # these want an end at once
             engine.keep()
     return exit_code(end, form)
 
 
-def _fit(
-    engine: "Engine",
-    system: str,
-    said: Sequence[Message],
-    attached: str,
-    question: Callable[[str], str],
-    raw: bool,
-    sampling: Sampling,
-    drop: "Part | None",
-    cancel: Cancel,
-) -> "Fitted":
-    """The prompt, with the attached text first: it is what costs to read, and questions about it can share it."""
-    from localllm.session.overflow import fit
+def _opened(model: str | None, settings: Settings, quiet: bool, cancel: Cancel) -> "tuple[Located, Engine]":
+    """Fetch the model where it is missing, and load it. Raises what ``app.locate`` and ``app.open_engine`` raise."""
+    from localllm.app import locate, open_engine
+    from localllm.terminal.progress import download_progress
 
-    def encode(text: str) -> Prompt:
-        asked = question(text)
-        if raw:
-            return engine.encode_raw("\n\n".join(part for part in (system, asked) if part), cancel)
-        messages = [Message("system", system)] if system else []
-        return engine.encode([*messages, *said, Message("user", asked)], cancel)
-
-    n_ctx = engine.info.n_ctx
-    room = n_ctx // 4
-    try:
-        return fit(attached, encode, n_ctx, min(sampling.max_tokens or room, room), drop)
-    except PromptTooLong as error:
-        if not said:
-            raise
-        hint = f"{error.hint}; chat -c makes room in a conversation, and without -c a new one begins"
-        raise PromptTooLong(error.message, hint) from None
+    with download_progress(quiet) as on_download:
+        located = locate(model, on_download, cancel)
+        return located, open_engine(located, settings, on_download, cancel)
 
 
-def _notes(fitted: "Fitted", part: str | None, info: ModelInfo, raw: bool, has_wrong_bytes: bool) -> Iterator[str]:
-    """What must be known before the answer: nothing is changed silently."""
-    from localllm.terminal.render import NO_TEMPLATE
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked: a template with what is piped, attached and requested, behind a system prompt ("" is none).
 
-    if has_wrong_bytes:
-        yield "the prompt holds bytes that are no UTF-8; each reads as \ufffd"
-    if fitted.dropped_tokens:
-        yield f"dropped the {part} of the attached text: {fitted.dropped_tokens:,} of {fitted.total_tokens:,} tokens"
-    if not (info.chat_template or raw):
-        yield f"{NO_TEMPLATE} (--raw continues your text as it is)"
+    ``drop`` is the part of the attached text that may go where all of it is too long; ``raw`` is without chat template.
+    """
+
+    filled: "Filled"
+    attached: str
+    request: str
+    system: str
+    raw: bool
+    drop: "Part | None"
+
+    def message(self, attached: str) -> Message:
+        """With as much of the attached text as there is room for."""
+        return Message("user", self.filled.question(attached, self.request))
+
+    def fitted(self, engine: "Engine", said: Sequence[Message], sampling: Sampling, cancel: Cancel) -> "Fitted":
+        """The prompt, with the attached text first: it is what costs to read, and questions about it can share it.
+
+        Raises PromptTooLong.
+        """
+        from localllm.session.overflow import fit
+
+        def encode(attached: str) -> Prompt:
+            asked = self.message(attached)
+            if self.raw:
+                return engine.encode_raw("\n\n".join(part for part in (self.system, asked.text) if part), cancel)
+            system = [Message("system", self.system)] if self.system else []
+            return engine.encode([*system, *said, asked], cancel)
+
+        n_ctx = engine.info.n_ctx
+        room = n_ctx // 4
+        try:
+            return fit(self.attached, encode, n_ctx, min(sampling.max_tokens or room, room), self.drop)
+        except PromptTooLong as error:
+            if not said:
+                raise
+            hint = f"{error.hint}; chat -c makes room in a conversation, and without -c a new one begins"
+            raise PromptTooLong(error.message, hint) from None
+
+    def notes(self, fitted: "Fitted", info: ModelInfo) -> Iterator[str]:
+        """What must be known before the answer: nothing is changed silently."""
+        from localllm.terminal.render import NO_TEMPLATE
+
+        dropped, total = fitted.dropped_tokens, fitted.total_tokens
+        if any("\ufffd" in text for text in (self.system, self.attached, self.request)):
+            yield "the prompt holds bytes that are no UTF-8; each reads as \ufffd"
+        if dropped:
+            yield f"dropped the {self.drop} of the attached text: {dropped:,} of {total:,} tokens"
+        if not (info.chat_template or self.raw):
+            yield f"{NO_TEMPLATE} (--raw continues your text as it is)"
+
+
+def _nothing_to_ask(template: str | None) -> UsageError:
+    if template:
+        return UsageError(f"there is no text for template {template!r}", "pipe it in, or give -f FILE or a prompt")
+    return UsageError("there is nothing to ask", 'give a prompt, as in: localllm ask "Name three colours."')
 
 
 def _check_together(

@@ -20,6 +20,7 @@ from localllm.values import KvType
 if TYPE_CHECKING:
     from localllm.ceiling.answer import Question, Result, Subject
     from localllm.ceiling.machine import Machine
+    from localllm.terminal.plot import Chart
 
 MAX_CTX = 10**8
 MAX_USERS = 10**5
@@ -124,53 +125,79 @@ def ceiling(
     localllm ceiling --params 70b --quant q4_k_m --all-gpus --fits
     localllm ceiling qwen3-8b --gpu 4090 --gpu 3090 --plot chart.svg
     """
-    from localllm.ceiling.answer import answer
-    from localllm.terminal import ceiling_view
-
     question = _question(ctx, users, prompt, output, acceptance)
     places = plots.places(plot, json) if plot else []
     if explain is not None:
         typer.echo(_explained(explain, model, gpu or [], bandwidth, kv, json))
         return
-    here = not (gpu or all_gpus) and bandwidth is None and memory is None and ram is None
-    if measure and not here:
+    is_here = not (gpu or all_gpus) and bandwidth is None and memory is None and ram is None
+    is_unnamed = model is None and size is None and params is None
+    if measure and not is_here:
         raise UsageError("--measure measures this machine, not other hardware", "leave out --gpu and --bandwidth")
-    if here and model is None and size is None and params is None and not (places or why):
+    if is_here and is_unnamed and not (places or why):
         typer.echo(_overview(question, measure, kv, json))
         return
     if measure:
         _measure(model, kv)
     subject = _subject(model, size, params, quant, question.ctx, kv)
     question, told = _completed(question, subject)
-    if model is None and subject.name and size is None and params is None:
+    if is_unnamed and subject.name:
         told.append(f"{subject.name} is the default model; name another one to ask about it")
     if draft is not None:
         question = replace(question, draft=_draft(draft, subject, question, kv))
-    if here:
-        from localllm.here import answered
-        from localllm.here import machine as this_machine
-
-        machine, about = this_machine()
+    if is_here:
+        results, about = _answered_here(subject, question)
         told += about
-        results = [answered(subject, machine, question)]
     else:
-        machines = _machines(gpu or [], bandwidth, memory, ram, all_gpus)
-        results = [answer(subject, machine, question) for machine in machines]
-    for result in results:
-        result.machine.check_sizes(result.held_bytes - result.machine.runtime_bytes)
-    if only_fitting:
-        results = [result for result in results if result.fits]
-    if all_gpus:
-        results.sort(key=lambda result: result.likely_tok_s, reverse=True)
+        results = _answered(subject, question, _machines(gpu or [], bandwidth, memory, ram, all_gpus))
+    results = _to_show(results, only_fitting, fastest_first=all_gpus)
     notes = (*subject.notes, *told, *_machine_notes(results, subject), *_missing(results, question))
     chart = plots.chart(subject, [result.machine for result in results], question) if places else None
     if chart:
         plots.save(chart, [place for place in places if place])
     if json:
+        from localllm.terminal import ceiling_view
+
         typer.echo(ceiling_view.as_json(subject, question, results, notes))
-        return
+    else:
+        _print(subject, question, results, notes, chart if None in places else None, why)
+
+
+def _answered(subject: "Subject", question: "Question", machines: "Sequence[Machine]") -> "list[Result]":
+    from localllm.ceiling.answer import answer
+
+    return [answer(subject, machine, question) for machine in machines]
+
+
+def _answered_here(subject: "Subject", question: "Question") -> "tuple[list[Result], list[str]]":
+    """For this machine; and what to say of it."""
+    from localllm import here
+
+    machine, about = here.machine()
+    return [here.answered(subject, machine, question)], about
+
+
+def _to_show(results: "list[Result]", only_fitting: bool, fastest_first: bool) -> "list[Result]":
+    """Raises UsageError where the sizes of a machine leave open how fast it is."""
+    for result in results:
+        result.machine.check_sizes(result.held_bytes - result.machine.runtime_bytes)
+    shown = [result for result in results if result.fits or not only_fitting]
+    return sorted(shown, key=lambda result: result.likely_tok_s, reverse=True) if fastest_first else shown
+
+
+def _print(
+    subject: "Subject",
+    question: "Question",
+    results: "Sequence[Result]",
+    notes: Sequence[str],
+    chart: "Chart | None",
+    why: bool,
+) -> None:
+    """The answer for a person: the table, then what else was asked for."""
+    from localllm.terminal import ceiling_view
+
     typer.echo(ceiling_view.as_text(subject, question, results, _advice(subject, results, question), notes))
-    if chart and None in places:
+    if chart:
         typer.echo("\n" + plots.as_text(chart))
     for result in results if why else ():
         typer.echo("\n" + ceiling_view.why(subject, question, result))

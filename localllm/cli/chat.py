@@ -1,7 +1,5 @@
 """``localllm chat``: a conversation in the terminal."""
 
-from functools import partial
-
 import typer
 
 from localllm.cli import going_on, options
@@ -9,7 +7,6 @@ from localllm.cli.conversing import Start, converse, find, load
 from localllm.cli.first_run import choose_default
 from localllm.errors import UsageError
 from localllm.terminal.safe import readable
-from localllm.values import Sampling
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -41,18 +38,7 @@ def chat(
     cache: options.Cache = True,
 ) -> int:
     """Talk with a model. This is what `localllm` does without a command."""
-    choose = partial(
-        options.sampling_from,
-        temperature=temp,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=stop,
-    )
-    choose(Sampling())
+    choose = options.sampling_from(temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop)
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
 
     from localllm.terminal.line_settings import is_terminal, keys_unseen

@@ -8,7 +8,6 @@ import typer
 from localllm import settings
 from localllm.cli.group import Commands
 from localllm.cli.models import Json, table
-from localllm.errors import UsageError
 from localllm.settings import OTHER_VARIABLES, TABLE, Choice, Setting
 from localllm.terminal.safe import one_line, readable
 
@@ -85,23 +84,9 @@ def unset(key: Key) -> None:
 def edit() -> None:
     """Edit config.yaml with $EDITOR. A text with a mistake changes nothing, and is kept to go on with."""
     from localllm import settings_file
-    from localllm.terminal.editor import edited
+    from localllm.cli import editing
 
-    draft = settings_file.draft_path()
-    before = settings_file.text()
-    text = settings_file.text(draft) or before or settings_file.template()
-    after = edited(text, "config.yaml").rstrip("\n") + "\n"
-    try:
-        settings.in_file(after)
-        if settings_file.text() != before:
-            raise UsageError(f"{settings.path()} was changed by somebody else meanwhile")
-    except UsageError as error:
-        settings_file.write(after, draft)
-        kept = f"nothing is changed; what you wrote is in {draft}, and localllm config edit goes on with it"
-        raise UsageError(error.message, "; ".join(filter(None, (error.hint, kept)))) from None
-    if after not in (before, settings_file.template()):
-        settings_file.write(after)
-    draft.unlink(missing_ok=True)
+    editing.edit(settings.path(), settings_file.template(), settings.in_file, "localllm config edit")
 
 
 def _tell_what_holds(setting: Setting) -> None:

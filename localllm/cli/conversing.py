@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from localllm.app import Located
     from localllm.engine.engine import Engine
     from localllm.here import Bound
+    from localllm.session.chat import Chat
     from localllm.session.recording import Recorder
     from localllm.terminal.render import View
 
@@ -66,6 +67,36 @@ def load(located: "Located", settings: Settings) -> "Engine":
     return engine
 
 
+class _Loaded:
+    """The model of a chat, in whose place another one can be loaded, or the same with other runtime settings."""
+
+    def __init__(self, chat: "Chat", located: "Located", settings: Settings) -> None:
+        self._chat, self._located, self._settings = chat, located, settings
+
+    def switch(self, reference: str) -> None:
+        """Load another model. Raises what loading raises; a wrong name or a bad file changes nothing."""
+        wanted = find(reference)
+        self._chat.switch(lambda: load(wanted, self._settings), self._load)
+        self._located = wanted
+
+    def reload(self, changes: dict[str, object]) -> Settings:
+        """Load it with other settings, if any are; returns all. Raises what loading raises, and changes nothing."""
+        wanted = replace(self._settings, **changes)  # type: ignore[arg-type]
+        if changes:
+            self._chat.switch(lambda: load(self._located, wanted), self._load, same_model=True)
+        self._settings = wanted
+        return wanted
+
+    def bound(self) -> "Bound":
+        """What memory allows it. Raises what ``here.bound`` raises."""
+        from localllm.here import bound
+
+        return bound(self._located.model, self._chat.engine.info)
+
+    def _load(self) -> "Engine":
+        return load(self._located, self._settings)
+
+
 def converse(start: Start) -> int:
     """Talk until the user leaves; returns the exit code. Frees the model."""
     from localllm.app import model_names
@@ -74,7 +105,6 @@ def converse(start: Start) -> int:
     from localllm.terminal.line_settings import keys_unseen
     from localllm.terminal.repl import Repl, history_path
 
-    current, settings = start.located, start.settings
     chat = Chat(
         start.engine,
         lambda engine: start.choose(engine.sampling),
@@ -82,31 +112,12 @@ def converse(start: Start) -> int:
         start.said,
         start.recorder or (lambda _: None),
     )
-
-    def switch(reference: str) -> None:
-        nonlocal current
-        wanted = find(reference)  # a wrong name or a bad file changes nothing
-        chat.switch(lambda: load(wanted, settings), lambda: load(current, settings))
-        current = wanted
-
-    def reload(changes: dict[str, object]) -> Settings:
-        nonlocal settings
-        wanted = replace(settings, **changes)  # type: ignore[arg-type]
-        if changes:
-            chat.switch(lambda: load(current, wanted), lambda: load(current, settings), same_model=True)
-        settings = wanted
-        return settings
-
-    def measured() -> "Bound":
-        from localllm.here import bound
-
-        return bound(current.model, chat.engine.info)
-
+    loaded = _Loaded(chat, start.located, start.settings)
     try:
         leave_on_signals()
         with keys_unseen():
             history = history_path(data_dir())
-            context = Context(chat, start.view, switch, reload, measured, start.when_full)
+            context = Context(chat, start.view, loaded.switch, loaded.reload, loaded.bound, start.when_full)
             return Repl(context, cancelling, history, model_names, start.notices).run()
     finally:
         if start.recorder:

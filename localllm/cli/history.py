@@ -9,6 +9,7 @@ import typer
 from localllm.cli.group import Commands
 from localllm.cli.models import Json, table
 from localllm.errors import UsageError
+from localllm.terminal.safe import safe
 
 if TYPE_CHECKING:
     from localllm.session.transcripts import Conversation, Summary, Transcripts
@@ -39,12 +40,10 @@ def history(context: typer.Context) -> None:
 @app.command("list")
 def list_conversations(limit: Limit = _LIMIT, as_json: Json = False) -> None:
     """List the conversations, the last one first."""
-    from localllm.terminal import history_view
-
     with _stored() as transcripts:
         found, total = transcripts.newest(limit), transcripts.count()
     if as_json:
-        _print_json([history_view.summary_object(summary) for summary in found])
+        _print_json([_as_object(summary) for summary in found])
         return
     for line in table([_HEADER, *map(_row, found)]) if found else ():
         sys.stdout.write(line + "\n")
@@ -60,14 +59,15 @@ app.command("ls", hidden=True)(list_conversations)
 @app.command()
 def show(id: Id, as_json: Json = False) -> None:
     """Show a conversation."""
-    from localllm.terminal import history_view
+    from localllm.session import portable
+    from localllm.terminal.history_view import as_text
     from localllm.terminal.render import wants_color
 
-    conversation = _found(id)
+    document = portable.of_stored(_found(id))
     if as_json:
-        _print_json(history_view.as_object(conversation))
+        sys.stdout.write(portable.as_json(document))
     else:
-        sys.stdout.writelines(history_view.as_text(conversation, sys.stdout.isatty() and wants_color()))
+        sys.stdout.writelines(as_text(document, sys.stdout.isatty() and wants_color()))
 
 
 @app.command()
@@ -80,23 +80,18 @@ def search(
 
     Of each word the beginning is enough. Found are messages that have all the words.
     """
-    from localllm.terminal import history_view
+    from localllm.terminal.history_view import highlighted
     from localllm.terminal.render import wants_color
 
     with _stored() as transcripts:
         found = transcripts.search(words, limit)
     if as_json:
-        _print_json(
-            [
-                history_view.summary_object(one) | {"snippet": history_view.highlighted(place, color=False)}
-                for one, place in found
-            ]
-        )
+        _print_json([_as_object(one) | {"snippet": highlighted(place, color=False)} for one, place in found])
         return 0 if found else 1
     color = sys.stdout.isatty() and wants_color()
     for one, place in found:
         (line,) = table([_row(one)])
-        sys.stdout.write(f"{line}\n    {history_view.highlighted(place, color)}\n")
+        sys.stdout.write(f"{line}\n    {highlighted(place, color)}\n")
     if not found:
         print("localllm: nothing was found", file=sys.stderr)
     return 0 if found else 1
@@ -108,16 +103,13 @@ def export(
     markdown: Annotated[bool, typer.Option("--md", help="As Markdown; the default.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a conversation to stdout, as Markdown or JSON."""
-    from localllm.terminal import history_view
+    """Write a conversation to stdout, as Markdown or JSON, as /save does; /load reads the JSON."""
+    from localllm.session import portable
 
     if markdown and as_json:
         raise UsageError("--md and --json exclude each other", "give one of them")
-    conversation = _found(id)
-    if as_json:
-        _print_json(history_view.as_object(conversation))
-    else:
-        sys.stdout.writelines(history_view.as_markdown(conversation))
+    document = portable.of_stored(_found(id))
+    sys.stdout.write(portable.as_json(document) if as_json else safe(portable.as_markdown(document)))
 
 
 @app.command()
@@ -164,9 +156,15 @@ def _agreed(chosen: "Sequence[Summary]") -> bool:
 
 
 def _row(summary: "Summary") -> tuple[str, ...]:
-    from localllm.terminal.history_view import when
+    from localllm.session.portable import when
 
     return summary.id, when(summary.updated_s), f"{summary.messages:,}", summary.title
+
+
+def _as_object(summary: "Summary") -> dict[str, object]:
+    from localllm.session.portable import about
+
+    return about(summary) | {"messages": summary.messages}
 
 
 def _found(id: str) -> "Conversation":

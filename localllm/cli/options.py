@@ -1,6 +1,7 @@
 """Options that several commands share, and how they become values."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import click
@@ -10,7 +11,7 @@ from typer.core import TyperCommand
 
 from localllm.config import Settings
 from localllm.errors import LocalLLMError, Unavailable
-from localllm.settings import SETTINGS, Choice, choices
+from localllm.settings import SETTINGS, Choice, Value, choices
 from localllm.values import KvType, Sampling
 
 
@@ -96,12 +97,35 @@ def given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def sampling_from(defaults: Sampling, **chosen: float | list[str] | None) -> Sampling:
-    """``defaults`` with what the user chose, by the names in Sampling. Raises UsageError for a value out of range."""
-    values: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None and value != []}
-    if "stop" in values:
-        values["stop"] = tuple(values["stop"])
-    return dataclasses.replace(defaults, **values)
+def sampling_from(
+    temp: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    repeat_penalty: float | None,
+    seed: int | None,
+    max_tokens: int | None,
+    stop: list[str] | None,
+    template: Mapping[str, Value] | None = None,
+) -> Callable[[Sampling], Sampling]:
+    """What puts the user's choices over a model's own, and a template's (by the names in Sampling) over these.
+
+    Raises UsageError for a value out of range, before anything is loaded.
+    """
+    chosen: dict[str, Any] = {
+        "temperature": temp,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repeat_penalty": repeat_penalty,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "stop": tuple(stop or ()) or None,
+    }
+    chosen |= template or {}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    dataclasses.replace(Sampling(), **given)
+    return lambda defaults: dataclasses.replace(defaults, **given)
 
 
 def settings_from(

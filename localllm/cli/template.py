@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from localllm.cli.group import Commands
 from localllm.cli.models import Json, table
 from localllm.cli.options import given
 from localllm.errors import UsageError
-from localllm.terminal.safe import one_line, readable, safe
+from localllm.terminal.safe import readable, safe
 
 if TYPE_CHECKING:
     from localllm.session.templates import Filled
@@ -131,28 +132,11 @@ def edit(name: Name) -> None:
     It begins as the one of this name that localllm comes with. A text with a mistake changes nothing, and is kept to
     go on with.
     """
-    from localllm import settings_file
+    from localllm.cli import editing
     from localllm.session import templates
-    from localllm.terminal.editor import edited
 
     target = templates.own_path(name)
-    draft = target.with_name(f"{target.name}.draft")
-    before = settings_file.text(target)
-    begun = before or _begun(name)
-    after = edited(settings_file.text(draft) or begun, target.name).rstrip("\n") + "\n"
-    try:
-        templates.read(target, after)
-        if settings_file.text(target) != before:
-            raise UsageError(f"{target} was changed by somebody else meanwhile")
-    except UsageError as error:
-        settings_file.write(after, draft)
-        kept = f"nothing is changed; what you wrote is in {draft}, and localllm template edit {name} goes on with it"
-        raise UsageError(error.message, "; ".join(filter(None, (error.hint, kept)))) from None
-    if after != begun:
-        settings_file.write(after, target)
-    draft.unlink(missing_ok=True)
-    outcome = "nothing is changed" if after == begun else f"it is in {target}"
-    print(one_line(f"localllm: {outcome}"), file=sys.stderr)
+    editing.edit(target, _begun(name), partial(templates.read, target), f"localllm template edit {name}")
 
 
 def _begun(name: str) -> str:

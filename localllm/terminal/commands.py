@@ -20,6 +20,7 @@ from localllm.sizes import counted, size_text, turns_text
 from localllm.terminal import attachments, clipboard, render
 from localllm.terminal.chat_settings import set_value
 from localllm.terminal.context_view import context_view
+from localllm.terminal.safe import safe
 from localllm.values import Event, WhenFull
 
 if TYPE_CHECKING:
@@ -201,10 +202,9 @@ def _save(context: Context, argument: str) -> str:
     if not context.chat.said:
         raise UsageError("there is nothing to save yet", "")
     path = attachments.path_of(argument)
-    form = portable.as_json if path.suffix == ".json" else portable.as_markdown
-    system = [message for message in context.chat.messages if message.role == "system"]
+    document = portable.of_chat(context.chat)
     try:
-        _write_new(path, form([*system, *context.chat.said]))
+        _write_new(path, portable.as_json(document) if path.suffix == ".json" else safe(portable.as_markdown(document)))
     except FileExistsError:
         raise UsageError(f"{argument} is there already", "name another file, or remove it first") from None
     except (OSError, ValueError) as error:
@@ -226,12 +226,19 @@ def _write_new(path: Path, text: str) -> None:
 
 def _load(context: Context, argument: str) -> str:
     if not argument:
-        raise UsageError("/load needs the name of a file", "one that /save NAME.json wrote")
+        raise UsageError(
+            "/load needs the name of a file", "one that /save NAME.json or `localllm history export --json` wrote"
+        )
     with context.stoppable() as cancel:
-        messages = portable.from_json(attachments.read(argument, cancel).text)
-    context.chat.replace([message for message in messages if message.role != "system"])
-    context.chat.system = next((message.text for message in messages if message.role == "system"), "")
-    return f"{turns_text(len(context.chat.said) // 2)} from {argument}"
+        document = portable.from_json(attachments.read(argument, cancel).text)
+    chat = context.chat
+    chat.replace([*document.forgotten, *document.given])
+    chat.system = document.system
+    if document.forgotten and document.given:
+        chat.forget(len(document.forgotten) // 2)
+    loaded = f"{turns_text(len(chat.said) // 2)} from {argument}"
+    left_out = f"; the model is not given the oldest {turns_text(chat.forgotten_turns)} (/context)"
+    return loaded + (left_out if chat.forgotten_turns else "")
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------

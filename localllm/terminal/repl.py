@@ -5,33 +5,27 @@ Knows keys, commands and rendering; what a turn is, only the chat knows.
 
 import os
 import textwrap
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
 
 from localllm.cancel import Cancel
 from localllm.errors import Cancelled, LocalLLMError, PromptTooLong
-from localllm.session.chat import Chat
 from localllm.session.room import Coming, can_have_room, make_room, needed_tokens, summarise
 from localllm.sizes import turns_text
 from localllm.terminal import attachments, commands, keys, render
+from localllm.terminal.chat_ceiling import ChatCeiling
 from localllm.terminal.line_settings import keys_unseen
 from localllm.terminal.safe import readable, safe
 from localllm.values import Event, TurnEnd, TurnStats, WhenFull
 
-if TYPE_CHECKING:
-    from localllm.here import Bound
-
 _MIN_COLUMNS = 20  # in a narrower window our lines are folded by the terminal
 _FULL_SHARE = 0.8  # of the context, from which it is told
 _LEAST_ROOM = 1 / 8  # of the context, for an answer
-_MEASURE_AFTER_S = 1.0  # of quiet after an answer
 _THEN: dict[WhenFull, str] = {
     "ask": "you are asked what to do",
     "drop": "the oldest questions are dropped (/set when_full)",
@@ -63,7 +57,7 @@ class Repl:
     ) -> None:
         self._context = context
         self._chat = context.chat
-        self._ceiling = _Ceiling(context.chat, context.measure)
+        self._ceiling = ChatCeiling(context.chat, context.measure)
         self._context.measure = self._ceiling.bound
         self._context.stoppable = self._stoppable
         self._cancelling = cancelling
@@ -255,46 +249,6 @@ class Repl:
 
 def _folded(line: str, width: int) -> str:
     return line if len(line) <= width else textwrap.fill(line, width, break_long_words=False)
-
-
-class _Ceiling:
-    """What memory allows the present model: measured once for each, when nothing else runs."""
-
-    def __init__(self, chat: Chat, measure: "Callable[[], Bound]") -> None:
-        self._chat, self._measure = chat, measure
-        self._found: tuple[object, Bound] | None = None  # the engine that it was found for
-
-    def bound(self) -> "Bound":
-        """Measured now where it is not known. Raises LocalLLMError."""
-        engine = self._chat.engine
-        if self._found is None or self._found[0] is not engine:
-            self._found = engine, self._measure()
-        return self._found[1]
-
-    def tok_s(self, depth: int) -> float | None:
-        """The ceiling behind so many tokens, where it is known."""
-        known = self._found is not None and self._found[0] is self._chat.engine
-        return self.bound().ceiling_tok_s(depth) if known else None
-
-    @contextmanager
-    def measured_when_quiet(self, then: Callable[[], None]) -> Iterator[None]:
-        """Find it out while the user reads the first answer and types."""
-        if not self._chat.stats or self.tok_s(0) is not None:
-            yield
-            return
-
-        def find() -> None:
-            with suppress(LocalLLMError):
-                self.bound()
-                then()
-
-        timer = threading.Timer(_MEASURE_AFTER_S, find)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
 
 def history_path(directory: Path) -> Path | None:
