@@ -353,3 +353,23 @@ def test_a_window_that_is_closed_ends_a_chat(terminal, tmp_path, answering):
     chat.child.ptyproc.fileobj.close()
     assert chat.child.wait() == 130
     assert not errors.read_text()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("columns", [100, 60])
+def test_an_answer_that_was_stopped_goes_on_below_the_shell(terminal, columns):
+    """After Ctrl-Z and fg the open block is there once, below what the shell said; also in another size."""
+    chat = terminal(command=["bash", "--norc", "-i"], columns=100)
+    chat.types(f"{shlex.quote(PROGRAM)} ask --temp 0 --max-tokens 120 Write a long story about a river.\r")
+    chat.sees("The river was")
+    for _ in range(2):
+        chat.types("\x1a")
+        chat.sees("Stopped")
+        chat.resized(30, columns)
+        chat.types("fg\r")
+        chat.sees("The river was")
+    chat.types("echo end$((40 + 2))\r")
+    chat.sees("end42")
+    shown = chat.screen.text
+    assert shown.count("The river was a majestic creature") == 1, shown
+    assert shown.rindex("Stopped") < shown.index("The river was a majestic creature")
