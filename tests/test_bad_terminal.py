@@ -373,3 +373,63 @@ def test_an_answer_that_was_stopped_goes_on_below_the_shell(terminal, columns):
     shown = chat.screen.text
     assert shown.count("The river was a majestic creature") == 1, shown
     assert shown.rindex("Stopped") < shown.index("The river was a majestic creature")
+
+
+# Forks before an input line; each child sends itself a signal at another return of a function within it.
+HUNG_UP = """
+import gc, os, signal, sys
+from localllm.cli.signals import leave_on_signals, leaving
+from localllm.terminal import keys
+prompt = keys.new_prompt(None, print)
+leave_on_signals()
+for number in range(1, 5600, 400):
+    if child := os.fork():
+        print(f"<{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}>", flush=True)
+        continue
+    def watch(frame, event, _):
+        global number
+        number -= event == "return"
+        if number == 0:
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGHUP)
+    sys.setprofile(watch)
+    try:
+        keys.read(prompt, "> ", leaving)
+    finally:
+        gc.collect()
+print("the end")
+"""
+
+
+def test_a_signal_at_any_moment_of_an_input_line_ends_it_without_a_word(monkeypatch):
+    """It is not lost in an event loop, and nothing complains of what was not awaited."""
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody answers here
+    monkeypatch.setenv("TERM", "xterm")
+    seen = b""
+
+    def act(process, ours, theirs):
+        nonlocal seen
+        seen = until(ours, b"the end")
+
+    assert in_terminal([sys.executable, "-c", HUNG_UP], act)[0] == 0
+    assert re.findall(rb"<(\d+)>", seen) == [b"130"] * 14
+    assert not re.search(rb"Warning|Exception|Traceback", seen)
+
+
+@pytest.mark.model
+def test_a_window_that_is_closed_at_the_question_of_a_full_context(terminal, home, tmp_path):
+    """As anywhere else; what was said and what was asked last are kept."""
+    errors = tmp_path / "errors"
+    options = "--ctx-size 512 --max-tokens 8 --no-cache"
+    chat = terminal(command=["sh", "-c", f"exec {PROGRAM} chat {options} 2>{errors}"])
+    chat.asks("one " * 200)
+    chat.ready()
+    chat.types("two " * 260 + "\r")
+    chat.sees("d/s/n>")
+    chat.types("d")
+    chat.child.ptyproc.fileobj.close()
+    assert chat.child.wait() == 130
+    assert not errors.read_text()
+    assert "+two two" in (home / ".local/share/localllm/chat_history").read_text("utf-8")
+    listed = subprocess.run([PROGRAM, "history", "list"], capture_output=True, text=True, check=True)
+    assert "one one" in listed.stdout

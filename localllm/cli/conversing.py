@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
-from localllm.cli.signals import cancelling, leave_on_signals
+from localllm.cli.signals import cancelling, leave_on_signals, leaving
 from localllm.config import Settings, data_dir
 from localllm.errors import UsageError
 from localllm.values import Message, Sampling, WhenFull
@@ -107,7 +107,7 @@ def converse(start: Start) -> int:
         with keys_unseen():
             history = history_path(data_dir())
             context = Context(chat, start.view, switch, reload, measured, start.when_full)
-            return Repl(context, cancelling, history, model_names, start.notices).run()
+            return Repl(context, cancelling, leaving, history, model_names, start.notices).run()
     finally:
         if start.recorder:
             start.recorder.close()

@@ -49,14 +49,16 @@ Cancelling = Callable[[Cancel], AbstractContextManager[None]]
 class Repl:
     """One conversation in this terminal.
 
-    ``context`` is what commands may use and change; ``cancelling`` makes a Cancel react to signals; ``models`` are
-    names to complete; ``notices`` are what others have to tell the user: each is said once, and taken away.
+    ``context`` is what commands may use and change; ``cancelling`` makes a Cancel react to signals, ``leaving`` an
+    input line; ``models`` are names to complete; ``notices`` are what others have to tell the user: each is said once,
+    and taken away.
     """
 
     def __init__(
         self,
         context: commands.Context,
         cancelling: Cancelling,
+        leaving: keys.Leaving,
         history_file: Path | None,
         models: Callable[[], Sequence[str]] = tuple,
         notices: list[str] | None = None,
@@ -66,7 +68,7 @@ class Repl:
         self._ceiling = _Ceiling(context.chat, context.measure)
         self._context.measure = self._ceiling.bound
         self._context.stoppable = self._stoppable
-        self._cancelling = cancelling
+        self._cancelling, self._leaving = cancelling, leaving
         self._told_full = False
         self._editing: str | None = None  # the text of a question that is being changed
         self._notices = [] if notices is None else notices
@@ -100,10 +102,10 @@ class Repl:
                 self._say(f"{error.message}; {error.hint}" if error.hint else error.message)
 
     def _read(self) -> str:
-        """A line or a block. Here Ctrl-C is a key; a SIGINT is somebody else's: the user's, in their editor."""
+        """A line or a block."""
         mark = HTML("<b>&gt; </b>") if self._context.view.color else "> "
         with self._ceiling.measured_when_quiet(self._prompt.app.invalidate):
-            return self._prompt.prompt(mark, default=self._editing or "", handle_sigint=False)
+            return keys.read(self._prompt, mark, self._leaving, self._editing or "")
 
     def _handle(self, line: str) -> None:
         editing, self._editing = self._editing is not None, None
@@ -223,7 +225,7 @@ class Repl:
         self._say("the context is full. [d]rop the oldest questions, [s]ummarise them, or [n]either?")
         while True:
             try:
-                typed = self._choice.prompt("d/s/n> ").strip().lower()
+                typed = keys.read(self._choice, "d/s/n> ", self._leaving).strip().lower()
             except (KeyboardInterrupt, EOFError):
                 raise Cancelled("interrupted") from None
             for word, choice in _CHOICES.items():
