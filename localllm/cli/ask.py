@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -160,7 +161,8 @@ def ask(
         said = [*said, Message("user", question(fitted.text)), end.message]
         if log and not raw:
             with suppress(KeyboardInterrupt):  # the answer is out
-                recorder.keep(said, system, engine.info.reference, about=request)
+                names = ", ".join(Path(name).name for name in file or () if name != "-")
+                recorder.keep(said, system, engine.info.reference, request or names or fitted.text)
     if json:
         write_json(end, form, engine.info.name, fitted.dropped_tokens, recorder.id if log and not raw else None)
     if not quiet:
