@@ -433,3 +433,13 @@ def test_a_window_that_is_closed_at_the_question_of_a_full_context(terminal, hom
     assert "+two two" in (home / ".local/share/localllm/chat_history").read_text("utf-8")
     listed = subprocess.run([PROGRAM, "history", "list"], capture_output=True, text=True, check=True)
     assert "one one" in listed.stdout
+
+
+@pytest.mark.model
+def test_what_is_typed_before_the_program_has_begun_is_in_the_first_prompt(terminal):
+    """Enter sends it, as later; and what is not finished stands in a prompt, not before our first line."""
+    chat = terminal("--max-tokens", "2")
+    chat.types("What is this?\rand more")
+    chat.shows(r"\n> What is this\?\n[\s\S]*tokens[\s\S]*\n> and more█")
+    assert chat.screen.text.count("and more") == 1
+    assert re.search(r"^\S+, context [\d,]+\. /help", chat.screen.text, re.MULTILINE)

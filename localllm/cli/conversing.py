@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Start:
     """What a conversation begins with. ``choose`` puts what the user chose over a model's own sampling.
 
-    ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user.
+    ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user. ``typed`` are keys for the
+    first input line.
     """
 
     located: "Located"
@@ -37,6 +38,7 @@ class Start:
     recorder: "Recorder | None"
     view: "View"
     when_full: WhenFull = "ask"
+    typed: str = ""
 
 
 def find(reference: str | None) -> "Located":
@@ -107,7 +109,7 @@ def converse(start: Start) -> int:
         with keys_unseen():
             history = history_path(data_dir())
             context = Context(chat, start.view, switch, reload, measured, start.when_full)
-            return Repl(context, cancelling, leaving, history, model_names, start.notices).run()
+            return Repl(context, cancelling, leaving, history, model_names, start.notices).run(start.typed)
     finally:
         if start.recorder:
             start.recorder.close()

@@ -12,7 +12,10 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.styles import Style
 
 from localllm.errors import UsageError
@@ -104,6 +107,14 @@ def new_prompt(
         bottom_toolbar=toolbar,
         style=Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"}),
     )
+
+
+def type_ahead(prompt: "PromptSession[str]", typed: str) -> None:
+    """Have the next input lines begin with these keys, as the terminal would send them."""
+    pressed: list[KeyPress] = []
+    parser = Vt100Parser(pressed.append)
+    parser.feed_and_flush(typed)
+    store_typeahead(prompt.app.input, pressed)
 
 
 def read(prompt: "PromptSession[str]", mark: AnyFormattedText, leaving: Leaving, default: str = "") -> str:

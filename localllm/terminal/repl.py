@@ -74,8 +74,9 @@ class Repl:
         self._notices = [] if notices is None else notices
         self._prompt = keys.new_prompt(history_file, self._say, models, self._toolbar)
 
-    def run(self) -> int:
-        """Talk until the user leaves; returns the exit code."""
+    def run(self, typed: str = "") -> int:
+        """Talk until the user leaves; returns the exit code. ``typed`` are keys that come before those to be read."""
+        keys.type_ahead(self._prompt, typed)
         info = self._chat.engine.info
         self._say(f"{info.name}, context {info.n_ctx:,}. /help shows the commands, Ctrl-D leaves.")
         if not info.chat_template:
