@@ -42,6 +42,8 @@ _CHOICES: dict[str, WhenFull] = {"drop": "drop", "summarise": "summarise", "neit
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and /set ctx_size N gives more room"
 _CUT_HINT = "/continue makes room and goes on with the answer"
 _ALONE_HINT = "/set ctx_size N gives more room, and /continue then goes on with the answer"
+_NOT_KEPT = "the question is not part of the conversation; ↑ brings it back"
+_UNCHANGED = "the conversation is as it was"
 
 Cancelling = Callable[[Cancel], AbstractContextManager[None]]
 
@@ -137,10 +139,13 @@ class Repl:
             self._make_room(coming)
         send = self._chat.instead if instead else self._chat.turn
         self._context.typed[question] = (text, list(self._context.files))
-        self._answer(partial(send, question), coming)
+        self._answer(partial(send, question), coming, _NOT_KEPT)
         self._context.files.clear()
 
-    def _answer(self, begin: Callable[[Cancel, bool], Iterator[Event]], coming: Coming) -> None:
+    def _answer(
+        self, begin: Callable[[Cancel, bool], Iterator[Event]], coming: Coming, without: str = _UNCHANGED
+    ) -> None:
+        """Answer, and say what is to be said of it; ``without`` of a turn that has no answer."""
         try:
             end = self._show(begin)
         except PromptTooLong as error:
@@ -149,7 +154,7 @@ class Repl:
             end = self._show(begin)
         notes = [cut] if (cut := render.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
-            notes.append("the question is not kept")
+            notes = ["; ".join([*notes, without])]
         elif end.reason == "stop" and not end.stats.output_tokens:  # of /continue
             notes.append("the model has nothing to add: its answer is finished")
         elif end.reason == "context":
