@@ -141,8 +141,10 @@ class TurnStats:
     ``prompt_tokens`` counts the whole prompt, ``cached_tokens`` the part that needed no reading, ``read_tokens``
     what prefill did read: all the rest, unless it was stopped. ``context_tokens`` are in the KV cache at the end.
     ``ttft_s`` runs from the request, tokenising included and loading not, to the first text or reasoning.
-    ``decode_s`` runs from the first token to the last, so it spans ``output_tokens - 1`` steps.
-    ``inter_token_s`` holds the time between each token and the next. ``seed`` is the one that was used or drawn.
+    ``decode_s`` runs from the first token to the last, so it spans ``output_tokens - 1`` tokens.
+    ``inter_token_s`` holds what each token but the first took: the time of a step that gave several, as with drafts, is
+    divided among them equally. So its sum is ``decode_s`` and its mean TPOT, 1 / ``decode_tok_s``.
+    ``seed`` is the one that was used or drawn.
     ``steps`` counts passes over the weights while decoding, ``step_tokens`` what they gave (with the one that ended the
     answer), ``drafted`` and ``accepted`` the guesses that they checked;
     ``speedup`` estimates the gain over plain decoding from what steps of each width were seen to cost; ``drafting``

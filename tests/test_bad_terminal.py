@@ -353,3 +353,95 @@ def test_a_window_that_is_closed_ends_a_chat(terminal, tmp_path, answering):
     chat.child.ptyproc.fileobj.close()
     assert chat.child.wait() == 130
     assert not errors.read_text()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("columns", [100, 60])
+def test_an_answer_that_was_stopped_goes_on_below_the_shell(terminal, columns):
+    """After Ctrl-Z and fg the open block is there once, below what the shell said; also in another size."""
+    chat = terminal(command=["bash", "--norc", "-i"], columns=100)
+    chat.types(f"{shlex.quote(PROGRAM)} ask --temp 0 --max-tokens 120 Write a long story about a river.\r")
+    chat.sees("The river was")
+    for _ in range(2):
+        chat.types("\x1a")
+        chat.sees("Stopped")
+        chat.resized(30, columns)
+        chat.types("fg\r")
+        chat.sees("The river was")
+    chat.types("echo end$((40 + 2))\r")
+    chat.sees("end42")
+    shown = chat.screen.text
+    assert shown.count("The river was a majestic creature") == 1, shown
+    assert shown.rindex("Stopped") < shown.index("The river was a majestic creature")
+
+
+# Forks before an input line; each child sends itself a signal at another return of a function within it.
+HUNG_UP = """
+import gc, os, signal, sys
+from localllm.cli.signals import leave_on_signals, leaving
+from localllm.terminal import keys
+prompt = keys.new_prompt(None, print)
+leave_on_signals()
+for number in (*range(10, 130, 12), *range(130, 5600, 600)):  # most goes wrong while the event loop is made
+    if child := os.fork():
+        print(f"<{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}>", flush=True)
+        continue
+    def watch(frame, event, _):
+        global number
+        number -= event == "return"
+        if number == 0:
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGHUP)
+    sys.setprofile(watch)
+    try:
+        keys.read(prompt, "> ", leaving)
+    except SystemExit as error:
+        code = error.code
+    gc.collect()
+    sys.exit(code)
+print("the end")
+"""
+
+
+def test_a_signal_at_any_moment_of_an_input_line_ends_it_without_a_word(monkeypatch):
+    """It is not lost in an event loop, and nothing complains of what was not awaited."""
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody answers here
+    monkeypatch.setenv("TERM", "xterm")
+    seen = b""
+
+    def act(process, ours, theirs):
+        nonlocal seen
+        seen = until(ours, b"the end")
+
+    assert in_terminal([sys.executable, "-c", HUNG_UP], act)[0] == 0
+    assert re.findall(rb"<(\d+)>", seen) == [b"130"] * 20
+    assert not re.search(rb"Warning|Exception|Traceback", seen)
+
+
+@pytest.mark.model
+def test_a_window_that_is_closed_at_the_question_of_a_full_context(terminal, home, tmp_path):
+    """As anywhere else; what was said and what was asked last are kept."""
+    errors = tmp_path / "errors"
+    options = "--ctx-size 512 --max-tokens 8 --no-cache"
+    chat = terminal(command=["sh", "-c", f"exec {PROGRAM} chat {options} 2>{errors}"])
+    chat.asks("one " * 200)
+    chat.ready()
+    chat.types("two " * 260 + "\r")
+    chat.sees("d/s/n>")
+    chat.types("d")
+    chat.child.ptyproc.fileobj.close()
+    assert chat.child.wait() == 130
+    assert not errors.read_text()
+    assert "+two two" in (home / ".local/share/localllm/chat_history").read_text("utf-8")
+    listed = subprocess.run([PROGRAM, "history", "list"], capture_output=True, text=True, check=True)
+    assert "one one" in listed.stdout
+
+
+@pytest.mark.model
+def test_what_is_typed_before_the_program_has_begun_is_in_the_first_prompt(terminal):
+    """Enter sends it, as later; and what is not finished stands in a prompt, not before our first line."""
+    chat = terminal("--max-tokens", "2")
+    chat.types("What is this?\rand more")
+    chat.shows(r"\n> What is this\?\n[\s\S]*tokens[\s\S]*\n> and more█")
+    assert chat.screen.text.count("and more") == 1
+    assert re.search(r"^\S+, context [\d,]+\. /help", chat.screen.text, re.MULTILINE)

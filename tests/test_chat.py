@@ -96,7 +96,7 @@ def test_ctrl_c_while_decoding_keeps_the_answer_and_the_conversation(terminal):
 
 @pytest.mark.model
 def test_ctrl_c_while_the_prompt_is_read(terminal):
-    """Prefill stops too, the question is not kept, and the conversation goes on."""
+    """Prefill stops too; one line says so, and that the question is not lost; and the conversation goes on."""
     chat = terminal("--temp", "0", "--max-tokens", "5")
     chat.ready()
     chat.types("\x1b[200~" + "the sea and the river and the clouds " * 900 + "\x1b[201~")
@@ -104,7 +104,12 @@ def test_ctrl_c_while_the_prompt_is_read(terminal):
     chat.types("\r")
     chat.sees("reading the prompt")
     chat.types("\x03")
-    assert "the question is not kept" in chat.sees(STATUS)
+    said = chat.sees(STATUS)
+    assert "interrupted: there is no answer; the question is not part of the conversation; ↑ brings it back\n" in said
+    chat.ready()
+    chat.types("\x1b[A")
+    chat.sees("the sea and the river")
+    chat.types("\x03")
     assert "context" in chat.asks("Hi")
 
 

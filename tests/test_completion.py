@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from terminals import PROGRAM
 
+from localllm import Message
 from localllm.cli.completion import answer, candidates
 from localllm.cli.main import COMPLETION_VARIABLE, program
 from localllm.models.catalog import DEFAULT_CATALOG, load_catalog
 from localllm.models.store import all_local
+from localllm.session.transcripts import Transcripts
 from localllm.settings import SETTINGS
 
 DATA = DEFAULT_CATALOG.parent
@@ -115,6 +117,30 @@ def test_values(home):
     assert words(["config", "set", "model"], "") == catalog
     assert words(["completion"], "") == {"bash", "zsh", "fish"}
     assert words(["ask", "--file"], "") == words(["ask", "hello"], "") == words(["--version"], "") == set()
+
+
+def test_conversations(home, capsys):
+    """The ids of those that were kept, wherever one is taken, the last one first and with their titles."""
+    taken = (
+        ["history", "show"],
+        ["history", "export"],
+        ["history", "rm"],
+        ["ask", "--cid"],
+        ["chat", "--cid"],
+        ["--cid"],
+    )
+    assert all(words(before, "") == set() for before in taken)
+    with Transcripts.open(home / ".local/share/localllm") as transcripts:
+        ids = [
+            transcripts.begin(title, "m", "", [Message("user", title)]).summary.id
+            for title in ("Rivers", "Bread\x1b[31m\n")
+        ]
+    assert all(words(before, "") == {*ids} and words(before, ids[0]) == {ids[0]} for before in taken)
+    assert words(["history", "rm", ids[0]], ids[1][:3]) >= {ids[1]}
+    assert words(["history", "show", ids[0]], "") == words(["history", "search"], "") == set()
+    answer(program(), "fish", ["localllm", "history", "show", ""])
+    first, second = capsys.readouterr().out.splitlines()
+    assert second == f"{ids[0]}\tRivers" and first.startswith(f"{ids[1]}\tBread") and "\x1b" not in first
 
 
 def test_templates(home, capsys):

@@ -13,6 +13,7 @@ from localllm.cancel import Cancel
 from localllm.errors import Cancelled, PromptTooLong, UsageError
 from localllm.session import portable, room
 from localllm.session.chat import Chat
+from localllm.terminal.context_view import context_view
 
 ROLES = ("user", "assistant")
 TEXT = "Grüße, a 日本 answer with several words.".encode()
@@ -237,6 +238,22 @@ def test_a_summary_ends_by_itself():
     chat.tune(max_tokens=3, stop=(" ",))
     assert end_of(room.summarise(chat, room.Coming("next"), Cancel())).message.text == "A summary."
     assert [m.text for m in chat.given][1:] == ["A summary."]
+
+
+@pytest.mark.parametrize("system", ["", "Be kind."])
+def test_a_summary_is_called_one(system):
+    """With the number of messages that it stands for, those of an earlier summary among them, and with its tokens."""
+    chat = chat_of(FakeDecoder(says(b"A summary."), n_ctx=4096), system=system)
+    for turns, summarised in ((2, 4), (1, 6)):
+        for text in ("one", "two"):
+            end_of(chat.turn(text, Cancel()))
+        chat.forget(turns, "They spoke of numbers.")
+        shown = context_view(room.filled(chat), chat.forgotten_turns, 100)
+        assert f"of {summarised} earlier messages" in shown and "talked about" not in shown
+    tokens = sum(int(row.split()[1].replace(",", "")) for row in shown.split("\n")[1:])
+    assert tokens == chat.engine.info.n_ctx
+    chat.clear()
+    assert room.filled(chat).summarised == 0
 
 
 def test_what_fills_the_context_adds_up():

@@ -62,6 +62,24 @@ def test_list(run, kept):
     assert kept[0] not in limited.stdout and "1 older ones; --limit" in limited.stderr
 
 
+@pytest.mark.model
+def test_the_title_of_what_a_template_asked_is_the_users_own(run, tmp_path):
+    """What was said; else the names of the files; else the piped text: never the template's wording."""
+    (tmp_path / "rivers.txt").write_text("The Rhine and the Elbe.")
+    template = tmp_path / "own.yaml"
+    template.write_text("prompt: Translate this into French, please.\n")
+    options = ("ask", "--max-tokens", "2", "-t", str(template))
+    for arguments, piped, title in (
+        (("good morning",), "", "good morning"),
+        (("-f", str(tmp_path / "rivers.txt")), "", "rivers.txt"),
+        (("-f", str(tmp_path / "rivers.txt"), "-f", str(template)), "", "rivers.txt, own.yaml"),
+        ((), "The Elbe and the Oder.", "The Elbe and the Oder"),
+    ):
+        assert run(*options, *arguments, input=piped).returncode == 0
+        (newest, *_) = json.loads(run("history", "list", "--json").stdout)
+        assert newest["title"] == title
+
+
 def test_an_empty_history(run, home):
     """Nothing is made by looking."""
     for command, code in ((("list",), 0), (("search", "x"), 1), (("rm", "--all", "--yes"), 0)):

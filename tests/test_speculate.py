@@ -93,6 +93,18 @@ def test_where_guesses_are_right_and_steps_cost_the_same_a_step_gives_many_token
     assert end.stats.acceptance_rate > 0.7
 
 
+@pytest.mark.parametrize("limit", [None, 50])
+def test_the_time_of_a_step_is_divided_among_its_tokens(limit):
+    """So no token took no time, those of one step took the same, and together they took what decoding did."""
+    decoder = FakeDecoder(says(b"the cat sat on the mat" * 10))
+    _, end, _ = _run(decoder, Stepper(decoder, Steady(FREE)), Sampling(temperature=0, max_tokens=limit))
+    times = end.stats.inter_token_s
+    assert len(times) == end.stats.output_tokens - 1 and min(times) > 0
+    assert len(set(times)) <= end.stats.steps < len(times) / 2
+    assert sum(times) == pytest.approx(end.stats.decode_s)
+    assert sum(times) / len(times) == pytest.approx(1 / end.stats.decode_tok_s)
+
+
 def test_guesses_that_do_not_pay_are_not_checked_but_for_probes():
     """Random text on a machine where a second token costs as much as a step: next to nothing is drafted."""
     draw = random.Random(1)

@@ -204,6 +204,17 @@ def test_a_title_follows_the_first_question_and_no_other(tmp_path):
     assert last(tmp_path).summary.title == "two" and talk.chat.said[-2].text == "six"
 
 
+def test_a_title_is_never_that_of_a_summary(tmp_path):
+    """A conversation that begins with one has the title of what it goes on with: first the old one, then a question."""
+    talk = Talk(tmp_path)
+    talk.asks("one")
+    talk.chat.forget(1, "They spoke of one.")
+    assert last(tmp_path).summary.title == "one" and len(stored(tmp_path)) == 2
+    for text, how, title in (("two", "turn", "two"), ("three", "instead", "three"), ("four", "turn", "three")):
+        talk.asks(text, how)
+        assert last(tmp_path).summary.title == title
+
+
 def test_all_that_was_said_can_be_taken_back(tmp_path):
     """Also where another process has gone on with it: that stays, and the next question begins a new conversation."""
     Talk(tmp_path).asks("first")

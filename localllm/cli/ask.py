@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -144,9 +145,10 @@ def ask(
     recorder = going_on.recorder(before, told) if log and not raw else None
     if end.message.text or end.message.reasoning:
         said = [*said, question.message(fitted.text), end.message]
+        names = ", ".join(Path(name).name for name in file or () if name != "-")
         with suppress(KeyboardInterrupt):  # the answer is out
             if recorder:
-                recorder.keep(said, question.system, engine.info.reference, about=request)
+                recorder.keep(said, question.system, engine.info.reference, request or names or fitted.text)
     if json:
         write_json(end, form, engine.info.name, fitted.dropped_tokens, recorder.id if recorder else None)
     if not quiet:

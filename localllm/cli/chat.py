@@ -41,7 +41,7 @@ def chat(
     choose = options.sampling_from(temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop)
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
 
-    from localllm.terminal.line_settings import is_terminal, keys_unseen
+    from localllm.terminal.line_settings import is_terminal, keys_unseen, typed_before
 
     if not is_terminal():
         raise UsageError("chat needs a terminal", 'in pipes and scripts use: localllm ask "…"')
@@ -55,6 +55,7 @@ def chat(
 
     choose_default(model)
     with keys_unseen():  # what is typed while the model loads is the first question
+        typed = typed_before()
         located = find(model)
         engine = load(located, settings)
         notices = recap(before) if before else []
@@ -63,5 +64,5 @@ def chat(
         view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown)
         view.load_ahead()  # while the first question is typed
         return converse(
-            Start(located, engine, settings, choose, readable(system), said, notices, recorder, view, when_full)
+            Start(located, engine, settings, choose, readable(system), said, notices, recorder, view, when_full, typed)
         )

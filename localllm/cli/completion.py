@@ -87,7 +87,7 @@ app = typer.Typer(rich_markup_mode=None)
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
-    """Print a script that completes commands, options, models, templates and files; it says where to put it."""
+    """Print a script to complete commands, options, models, templates, conversations, files; it says where it goes."""
     sys.stdout.write(_SCRIPTS[shell])
 
 
@@ -180,6 +180,14 @@ def _templates(_: click.Context) -> Iterator[Candidate]:
             yield from ((file.stem, "template") for file in sorted(folder.glob("*.yaml")))
 
 
+def _conversations(_: click.Context) -> Iterator[Candidate]:
+    """Those that were kept, the last one first."""
+    from localllm.session.transcripts import Transcripts
+
+    with Transcripts.open_to_read(config.data_dir()) as transcripts:
+        yield from ((one.id, one.title) for one in transcripts.newest())
+
+
 def _settings(_: click.Context) -> Iterator[Candidate]:
     yield from ((setting.name, setting.help) for setting in TABLE)
 
@@ -209,6 +217,7 @@ _SOURCES: "dict[str, Callable[[click.Context], Iterable[Candidate]]]" = {  # by 
     "NAME|PATH": _models,
     "MODEL": _models,
     "MODEL|auto|ngram|off": _drafts,
+    "ID": _conversations,
     "KEY": _settings,
     "TOPIC": _topics,
     "VALUE": _values,

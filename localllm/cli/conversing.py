@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
-from localllm.cli.signals import cancelling, leave_on_signals
+from localllm.cli.signals import cancelling, leave_on_signals, leaving
 from localllm.config import Settings, data_dir
 from localllm.errors import UsageError
 from localllm.values import Message, Sampling, WhenFull
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Start:
     """What a conversation begins with. ``choose`` puts what the user chose over a model's own sampling.
 
-    ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user.
+    ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user. ``typed`` are keys for the
+    first input line.
     """
 
     located: "Located"
@@ -38,6 +39,7 @@ class Start:
     recorder: "Recorder | None"
     view: "View"
     when_full: WhenFull = "ask"
+    typed: str = ""
 
 
 def find(reference: str | None) -> "Located":
@@ -118,7 +120,7 @@ def converse(start: Start) -> int:
         with keys_unseen():
             history = history_path(data_dir())
             context = Context(chat, start.view, loaded.switch, loaded.reload, loaded.bound, start.when_full)
-            return Repl(context, cancelling, history, model_names, start.notices).run()
+            return Repl(context, cancelling, leaving, history, model_names, start.notices).run(start.typed)
     finally:
         if start.recorder:
             start.recorder.close()

@@ -5,7 +5,7 @@ handled here: the shell puts the terminal back after them, as after SIGKILL.
 """
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -54,6 +54,31 @@ def cancelling(cancel: Cancel) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         if any(before[signal.Signals(number)] is _leave for number in received):
+            _leave(received[0], None)
+
+
+@contextmanager
+def leaving(end: Callable[[], None]) -> Iterator[Sequence[int]]:
+    """Call ``end`` on a signal that means to leave (``leave_on_signals``), which happens after the block.
+
+    For input lines: an exception in the midst of an event loop can get lost, or leave warnings behind. Yields the
+    signals that came.
+    """
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        end()
+
+    held = [number for number in _heeded() if signal.getsignal(number) is _leave]
+    for number in held:
+        signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        for number in held:
+            signal.signal(number, _leave)
+        if received:
             _leave(received[0], None)
 
 

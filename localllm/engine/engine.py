@@ -234,7 +234,7 @@ class Engine:
                         return "context"
                 most = turn.sampling.max_tokens
                 chosen = stepper.step(chosen[-1], sampler, cancel, most and most - len(turn.ids))
-                turn.step_tokens += len(chosen)
+                turn.step(len(chosen))
                 if self._prefix:
                     self._prefix.hold(self._pure)
                 if not chosen:
@@ -305,6 +305,7 @@ class _Turn:
         self._prefilled_s = self._begin_s
         self._first_text_s: float | None = None
         self._token_s: list[float] = []
+        self._step_begins: list[int] = []  # how many tokens there were before each step
 
     def go_on(self, begun: Sequence[int], piece: Callable[[int], bytes]) -> None:
         """Have the text decoders where an answer with these tokens had them; what came of it was shown then."""
@@ -314,6 +315,10 @@ class _Turn:
 
     def read(self, stop: int) -> None:
         self.read_to, self._prefilled_s = stop, time.perf_counter()
+
+    def step(self, tokens: int) -> None:
+        self.step_tokens += tokens
+        self._step_begins.append(len(self._token_s))
 
     def take(self, token: int, piece: bytes) -> Iterator[Text | Reasoning]:
         self._token_s.append(time.perf_counter())
@@ -348,8 +353,14 @@ class _Turn:
             speedup=stepper.speedup,
             drafting=stepper.drafting,
             step_tokens=self.step_tokens,
-            inter_token_s=tuple(after - before for before, after in itertools.pairwise(times)),
+            inter_token_s=tuple(self._inter_token_s()),
         )
+
+    def _inter_token_s(self) -> Iterator[float]:
+        times = self._token_s
+        for begin, end in itertools.pairwise([*self._step_begins, len(times)]):
+            if end > begin:
+                yield from [(times[end - 1] - times[begin - 1]) / (end - begin)] * (end - begin)
 
 
 def spelling(ids: Sequence[int], piece: Callable[[int], bytes], text: str) -> tuple[int, ...]:

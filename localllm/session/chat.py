@@ -43,6 +43,7 @@ class Chat:
         self._said = list(said)
         self._forgotten = 0  # messages at the beginning that the model is not given any more
         self._summary: tuple[Message, ...] = ()  # what it is given in their place
+        self.summarised = 0  # messages that the summary stands for
         self._record = record
         self._cut: tuple[int, ...] = ()  # all ids of the last answer, where it did not come to its own end
 
@@ -110,6 +111,7 @@ class Chat:
         """
         if summary:
             self._summary = (Message("user", _ASKED), Message("assistant", summary))
+            self.summarised += 2 * turns
         self._forgotten += 2 * turns
         if self._forgotten >= len(self._said):
             self.beginnings += 1
@@ -120,7 +122,7 @@ class Chat:
     def replace(self, messages: Sequence[Message]) -> None:
         """Begin anew with these questions and answers."""
         self.beginnings += 1
-        self._forgotten, self._summary = 0, ()
+        self._forgotten, self._summary, self.summarised = 0, (), 0
         self._change(list(messages))
 
     def tune(self, **chosen: object) -> None:

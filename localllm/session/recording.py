@@ -57,21 +57,25 @@ class Recorder:
 
     def __call__(self, chat: Chat) -> None:
         """Store what changed in the chat: to be given to it as ``record``."""
+        before = self._known
         if chat.beginnings != self._beginnings:
             self._beginnings, self._known, self._removed = chat.beginnings, None, False
             self._hold(())
-        self.keep(chat.given, chat.system, chat.engine.info.reference)
+        asked = chat.remembered
+        about = asked[0].text if asked else before.title if before else ""
+        self.keep(chat.given, chat.system, chat.engine.info.reference, about, len(chat.given) - len(asked))
 
-    def keep(self, said: Sequence[Message], system: str, model: str, about: str = "") -> None:
+    def keep(self, said: Sequence[Message], system: str, model: str, about: str = "", summary: int = 0) -> None:
         """Store what changed; ``model`` is its reference.
 
-        ``about`` is the part of the first question that gives the title, if it is not all.
+        ``about`` is what gives the title, if it is not all of what was said first; the first ``summary`` messages are
+        one, so that no question is among them.
         """
         if self._removed or not (said or self._known):
             return
         try:
             self._transcripts = self._transcripts or Transcripts.open(self._folder)
-            self._write(self._transcripts, said, system, model, about)
+            self._write(self._transcripts, said, system, model, about, summary)
         except TranscriptError as error:
             self._tell_once(f"this conversation is not kept: {error.message}; {error.hint}")
 
@@ -81,7 +85,15 @@ class Recorder:
             self._transcripts.close()
             self._transcripts = None
 
-    def _write(self, transcripts: Transcripts, said: Sequence[Message], system: str, model: str, about: str) -> None:
+    def _write(
+        self,
+        transcripts: Transcripts,
+        said: Sequence[Message],
+        system: str,
+        model: str,
+        about: str,
+        summary: int,
+    ) -> None:
         known = self._known
         if known is None:
             return self._begin(transcripts, title_of(about or said[0].text), said, system, model)
@@ -89,8 +101,8 @@ class Recorder:
         wanted = replace(known, model=model, system=system)
         if edit == Edit() and wanted == known:
             return None
-        if edit.taken_back and edit.new and not (before or self._dropped):  # the first question is another one
-            wanted = replace(wanted, title=title_of(said[0].text))
+        if edit.new and not (before[summary:] or self._dropped):  # the first question, or another one in its place
+            wanted = replace(wanted, title=title_of(about or said[0].text))
         new = transcripts.change(wanted, edit)
         if new == "gone":
             self._removed = True

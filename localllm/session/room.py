@@ -20,11 +20,15 @@ _SUMMARISE = (
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Tokens that each message takes, in order, and what the model's layout adds in all."""
+    """Tokens that each message takes, in order, and what the model's layout adds in all.
+
+    The first question and answer are a summary of so many ``summarised`` messages, if there are any.
+    """
 
     messages: tuple[tuple[Message, int], ...]
     layout_tokens: int
     n_ctx: int
+    summarised: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -40,7 +44,8 @@ def filled(chat: Chat, cancel: Cancel | None = None) -> Filled:
         ids = message.token_ids or (engine.encode_raw(message.text, cancel).ids if message.text else ())
         counts.append((message, len(ids)))
     total = len(engine.encode(chat.messages, cancel).ids) if counts else 0
-    return Filled(tuple(counts), max(0, total - sum(tokens for _, tokens in counts)), engine.info.n_ctx)
+    layout_tokens = max(0, total - sum(tokens for _, tokens in counts))
+    return Filled(tuple(counts), layout_tokens, engine.info.n_ctx, chat.summarised)
 
 
 @dataclass(frozen=True, slots=True)

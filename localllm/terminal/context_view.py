@@ -13,6 +13,10 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def context_view(filled: Filled, forgotten_turns: int, columns: int) -> str:
     """A row for each message that the model is given, the oldest together in one where there are many."""
     rows = [(f"{_WHO[message.role]:8}", tokens, _beginning(message)) for message, tokens in filled.messages]
+    if filled.summarised:
+        start = 1 if filled.messages[0][0].role == "system" else 0
+        tokens = sum(tokens for _, tokens, _ in rows[start : start + 2])
+        rows[start : start + 2] = [("summary ", tokens, f"of {filled.summarised:,} earlier messages")]
     if len(rows) > _MOST_ROWS:
         earlier = rows[: len(rows) - _MOST_ROWS]
         tokens = sum(tokens for _, tokens, _ in earlier)

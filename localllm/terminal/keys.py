@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -10,8 +10,12 @@ from prompt_toolkit.application import get_app, run_in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching
+from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.styles import Style
 
 from localllm.errors import UsageError
@@ -19,6 +23,9 @@ from localllm.settings import SETTINGS
 from localllm.terminal.chat_settings import SETTABLE
 from localllm.terminal.commands import COMMANDS
 from localllm.terminal.editor import edited
+
+Leaving = Callable[[Callable[[], None]], AbstractContextManager[Sequence[int]]]
+"""A block that signals end by calling what it is given; what came of them meanwhile."""
 
 _QUOTES = '"""'
 
@@ -100,6 +107,33 @@ def new_prompt(
         bottom_toolbar=toolbar,
         style=Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"}),
     )
+
+
+def type_ahead(prompt: "PromptSession[str]", typed: str) -> None:
+    """Have the next input lines begin with these keys, as the terminal would send them."""
+    pressed: list[KeyPress] = []
+    parser = Vt100Parser(pressed.append)
+    parser.feed_and_flush(typed)
+    store_typeahead(prompt.app.input, pressed)
+
+
+def read(prompt: "PromptSession[str]", mark: AnyFormattedText, leaving: Leaving, default: str = "") -> str:
+    """What is typed into the input line. Raises KeyboardInterrupt on Ctrl-C, which is a key, and EOFError on Ctrl-D.
+
+    A SIGINT is somebody else's: the user's, in their editor.
+    """
+    app = prompt.app
+
+    def end() -> None:
+        if app.loop:
+            app.loop.call_soon_threadsafe(leave)
+
+    def leave() -> None:
+        if app.future and not app.future.done():
+            app.exit(exception=EOFError)
+
+    with leaving(end) as received:
+        return prompt.prompt(mark, default=default, handle_sigint=False, pre_run=lambda: leave() if received else None)
 
 
 class _Completer(Completer):

@@ -1,6 +1,7 @@
 """The terminal's line settings while somebody types into it and nobody reads. Knows no keys and no prompt."""
 
 import os
+import select
 import sys
 import termios
 from collections.abc import Iterator
@@ -34,6 +35,21 @@ def keys_unseen(for_us: bool = True) -> Iterator[None]:
             input_flags &= ~termios.ICRNL
         _set([input_flags, *others, local_flags & ~(termios.ECHO | termios.ICANON), *before[4:]])
         yield
+
+
+def typed_before() -> str:
+    """What was typed before ``keys_unseen`` began, as keys; to be called at its beginning.
+
+    The terminal has shown it already, at the place where our first line is to stand, and has made a line end of Enter.
+    A line that is finished stays there: where the row of its beginning is, only the terminal knows.
+    """
+    typed = b""
+    while select.select([sys.stdin], [], [], 0)[0] and (read := os.read(sys.stdin.fileno(), 4096)):
+        typed += read
+    if typed:
+        sys.stdout.write("\r\x1b[K")
+        sys.stdout.flush()
+    return typed.decode("utf-8", "surrogateescape").replace("\n", "\r")
 
 
 def is_terminal() -> bool:

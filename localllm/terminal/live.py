@@ -7,11 +7,16 @@ when its last column is written.
 """
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import FrameType
 from typing import TextIO
 
 from localllm.terminal.blocks import Block, Blocks
+from localllm.terminal.line_settings import is_terminal, line_settings_kept
 from localllm.terminal.markdown import Page, Row
 from localllm.terminal.safe import safe
 
@@ -90,6 +95,39 @@ def _folds_again() -> bool:
     )
 
 
+class _Stops:
+    """Ctrl-Z while there are rows to redraw: noted at once, heeded where nothing is half drawn.
+
+    Only the main thread may change how a signal is handled; where it is ignored, or somebody else's, it stays so.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        is_main = threading.current_thread() is threading.main_thread()
+        self._ours = is_main and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL
+        if self._ours:
+            signal.signal(signal.SIGTSTP, self._note)
+
+    def heed(self) -> None:
+        """Stop this process, where that is wanted; returns when it goes on, with the terminal set as it was."""
+        if self.wanted:
+            self.wanted = False
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            with line_settings_kept() if is_terminal() else nullcontext():  # a shell may leave its own
+                signal.raise_signal(signal.SIGTSTP)
+            signal.signal(signal.SIGTSTP, self._note)
+
+    def close(self) -> None:
+        """Leave Ctrl-Z to the system again."""
+        self.heed()
+        if self._ours:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            self._ours = False
+
+    def _note(self, _signal: int, _frame: FrameType | None) -> None:
+        self.wanted = True
+
+
 class MarkdownWriter:
     """Takes the pieces of an answer and of its reasoning as they come; ``finish`` when there are no more.
 
@@ -101,6 +139,7 @@ class MarkdownWriter:
     ) -> None:
         self._screen, self._page, self._draws, self._clock = screen, Page(color), draws, clock
         self._blocks = Blocks()
+        self._stops = _Stops()
         self._is_first = True  # no block was finished yet
         self._next_s = 0.0
         self._reasoning: list[str] = []
@@ -116,7 +155,9 @@ class MarkdownWriter:
             if self._reasoning:
                 self._fold()
             self._blocks.feed(text)
-        if self._draws and (now_s := self._clock()) >= self._next_s:
+        if self._stops.wanted:
+            self._stop()
+        elif self._draws and (now_s := self._clock()) >= self._next_s:
             self._draw()
             end_s = self._clock()
             self._next_s = end_s + max(_INTERVAL_S, (end_s - now_s) / _DRAWING_SHARE)
@@ -130,8 +171,17 @@ class MarkdownWriter:
         finished = self._rows(self._blocks.finished(), True)
         self._screen.draw(finished + self._rows(self._blocks.rest(), True), [])
         self._blocks = Blocks()
+        self._stops.close()
 
     reset = finish  # an answer that fails in the middle loses nothing either
+
+    def _stop(self) -> None:
+        """Be stopped with no open rows on the screen: what the shell prints comes behind them, and they behind that."""
+        self._screen.look()
+        self._screen.draw([], [])
+        self._stops.heed()
+        if self._draws:
+            self._draw()
 
     def _draw(self) -> None:
         self._screen.look()

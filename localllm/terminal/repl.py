@@ -36,6 +36,8 @@ _CHOICES: dict[str, WhenFull] = {"drop": "drop", "summarise": "summarise", "neit
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and /set ctx_size N gives more room"
 _CUT_HINT = "/continue makes room and goes on with the answer"
 _ALONE_HINT = "/set ctx_size N gives more room, and /continue then goes on with the answer"
+_NOT_KEPT = "the question is not part of the conversation; ↑ brings it back"
+_UNCHANGED = "the conversation is as it was"
 
 Cancelling = Callable[[Cancel], AbstractContextManager[None]]
 
@@ -43,14 +45,16 @@ Cancelling = Callable[[Cancel], AbstractContextManager[None]]
 class Repl:
     """One conversation in this terminal.
 
-    ``context`` is what commands may use and change; ``cancelling`` makes a Cancel react to signals; ``models`` are
-    names to complete; ``notices`` are what others have to tell the user: each is said once, and taken away.
+    ``context`` is what commands may use and change; ``cancelling`` makes a Cancel react to signals, ``leaving`` an
+    input line; ``models`` are names to complete; ``notices`` are what others have to tell the user: each is said once,
+    and taken away.
     """
 
     def __init__(
         self,
         context: commands.Context,
         cancelling: Cancelling,
+        leaving: keys.Leaving,
         history_file: Path | None,
         models: Callable[[], Sequence[str]] = tuple,
         notices: list[str] | None = None,
@@ -60,14 +64,15 @@ class Repl:
         self._ceiling = ChatCeiling(context.chat, context.measure)
         self._context.measure = self._ceiling.bound
         self._context.stoppable = self._stoppable
-        self._cancelling = cancelling
+        self._cancelling, self._leaving = cancelling, leaving
         self._told_full = False
         self._editing: str | None = None  # the text of a question that is being changed
         self._notices = [] if notices is None else notices
         self._prompt = keys.new_prompt(history_file, self._say, models, self._toolbar)
 
-    def run(self) -> int:
-        """Talk until the user leaves; returns the exit code."""
+    def run(self, typed: str = "") -> int:
+        """Talk until the user leaves; returns the exit code. ``typed`` are keys that come before those to be read."""
+        keys.type_ahead(self._prompt, typed)
         info = self._chat.engine.info
         self._say(f"{info.name}, context {info.n_ctx:,}. /help shows the commands, Ctrl-D leaves.")
         if not info.chat_template:
@@ -94,10 +99,10 @@ class Repl:
                 self._say(f"{error.message}; {error.hint}" if error.hint else error.message)
 
     def _read(self) -> str:
-        """A line or a block. Here Ctrl-C is a key; a SIGINT is somebody else's: the user's, in their editor."""
+        """A line or a block."""
         mark = HTML("<b>&gt; </b>") if self._context.view.color else "> "
         with self._ceiling.measured_when_quiet(self._prompt.app.invalidate):
-            return self._prompt.prompt(mark, default=self._editing or "", handle_sigint=False)
+            return keys.read(self._prompt, mark, self._leaving, self._editing or "")
 
     def _handle(self, line: str) -> None:
         editing, self._editing = self._editing is not None, None
@@ -128,10 +133,13 @@ class Repl:
             self._make_room(coming)
         send = self._chat.instead if instead else self._chat.turn
         self._context.typed[question] = (text, list(self._context.files))
-        self._answer(partial(send, question), coming)
+        self._answer(partial(send, question), coming, _NOT_KEPT)
         self._context.files.clear()
 
-    def _answer(self, begin: Callable[[Cancel, bool], Iterator[Event]], coming: Coming) -> None:
+    def _answer(
+        self, begin: Callable[[Cancel, bool], Iterator[Event]], coming: Coming, without: str = _UNCHANGED
+    ) -> None:
+        """Answer, and say what is to be said of it; ``without`` of a turn that has no answer."""
         try:
             end = self._show(begin)
         except PromptTooLong as error:
@@ -140,7 +148,7 @@ class Repl:
             end = self._show(begin)
         notes = [cut] if (cut := render.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
-            notes.append("the question is not kept")
+            notes = ["; ".join([*notes, without])]
         elif end.reason == "stop" and not end.stats.output_tokens:  # of /continue
             notes.append("the model has nothing to add: its answer is finished")
         elif end.reason == "context":
@@ -217,7 +225,7 @@ class Repl:
         self._say("the context is full. [d]rop the oldest questions, [s]ummarise them, or [n]either?")
         while True:
             try:
-                typed = self._choice.prompt("d/s/n> ").strip().lower()
+                typed = keys.read(self._choice, "d/s/n> ", self._leaving).strip().lower()
             except (KeyboardInterrupt, EOFError):
                 raise Cancelled("interrupted") from None
             for word, choice in _CHOICES.items():
