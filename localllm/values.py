@@ -208,6 +208,17 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What there was of an answer that goes on now, before anything else: it was given out by the turn that began it.
+
+    What that turn held back when it was cut (half a character, what may be a tag) is not in it: it comes again.
+    """
+
+    text: str
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reasoning:
     """A piece of the model's reasoning."""
 
@@ -234,4 +245,4 @@ class TurnEnd:
     ids: tuple[int, ...] = ()
 
 
-Event = Progress | Reasoning | Text | TurnEnd
+Event = Begun | Progress | Reasoning | Text | TurnEnd

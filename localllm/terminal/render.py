@@ -18,6 +18,7 @@ from typing import Any, Protocol, TextIO, assert_never
 from localllm.sizes import counted
 from localllm.terminal.safe import one_line, safe
 from localllm.values import (
+    Begun,
     ContextReason,
     Event,
     FinishReason,
@@ -91,20 +92,23 @@ def columns(stream: TextIO) -> int:
 def show(events: Iterator[Event], view: View) -> TurnEnd:
     """Write an answer as it comes; returns the event that ended it."""
     writer: _Writer | None = None  # until there is something to write: what it takes may still be loading
+    begun = Begun("")
     progress = _ProgressLine(view.status, view.progress)
     try:
         for event in events:
             match event:
+                case Begun():
+                    begun = event
                 case Progress():
                     progress.show(event)
                 case Reasoning(text):
                     if view.reasoning:
                         progress.clear()
-                        writer = writer or _new_writer(view)
+                        writer = writer or _new_writer(view, begun)
                         writer.write(text, dim=True)
                 case Text(text):
                     progress.clear()
-                    writer = writer or _new_writer(view)
+                    writer = writer or _new_writer(view, begun)
                     writer.write(text)
                 case TurnEnd():
                     progress.clear()
@@ -151,12 +155,12 @@ class _Writer(Protocol):
         """Leave the terminal as it was, whatever happened."""
 
 
-def _new_writer(view: View) -> _Writer:
+def _new_writer(view: View, begun: Begun) -> _Writer:
     if not view.markdown:
         return _PlainWriter(view)
     from localllm.terminal.live import MarkdownWriter, Screen
 
-    return MarkdownWriter(Screen(view.out, lambda: size(view.out)), view.color, view.stream)
+    return MarkdownWriter(Screen(view.out, lambda: size(view.out)), view.color, view.stream, begun)
 
 
 class _PlainWriter:
