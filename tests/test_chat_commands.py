@@ -80,15 +80,23 @@ def test_the_last_turn_can_be_changed(terminal, tmp_path):
 
 @pytest.mark.model
 def test_a_finished_answer_has_nothing_to_go_on_with(terminal):
-    """/continue says so, and the answer stays."""
+    """/continue says so at once and reads nothing; in a later chat, which cannot know, the model is asked."""
     chat = terminal("--temp", "0")
     chat.asks("Name three colours, as a markdown list.")
     chat.ready()
     chat.types("/continue\r")
-    chat.sees("the model has nothing to add: its answer is finished")
+    said = chat.sees("the answer is finished: the model ended it; ask for more, or /regen answers anew")
+    assert "prefill" not in said
     chat.ready()
     chat.types("/context\r")
     chat.sees("answer +[1-9]")
+    chat.ready()
+    chat.types("/exit\r")
+    chat.leaves()
+    later = terminal("--temp", "0", "-c")
+    later.ready()
+    later.types("/continue\r")
+    later.sees("the model has nothing to add: its answer is finished")
 
 
 @pytest.mark.model

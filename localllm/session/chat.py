@@ -45,6 +45,7 @@ class Chat:
         self._summary: tuple[Message, ...] = ()  # what it is given in their place
         self._record = record
         self._cut: tuple[int, ...] = ()  # all ids of the last answer, where it did not come to its own end
+        self._finished = False  # it did; of an answer of another process that is not known
 
     @property
     def system(self) -> str:
@@ -176,8 +177,10 @@ class Chat:
         yield from self._answer(len(self._said) - 2, question, cancel, hold_unopened, begun=begun)
 
     def begun(self) -> Sequence[int]:
-        """The ids of the last answer, from which it can go on. Raises UsageError where they are not known."""
+        """The ids of the last answer, from which it can go on. Raises UsageError where it ended, or they are unknown."""
         self.last_question()
+        if self._finished:
+            raise UsageError("the answer is finished: the model ended it", "ask for more, or /regen answers anew")
         answer = self._said[-1]
         begun = self._cut or (() if answer.reasoning else answer.token_ids or self.engine.encode_raw(answer.text).ids)
         if not begun:
@@ -209,7 +212,8 @@ class Chat:
                 self.last = event.stats
                 if event.message.text or event.message.reasoning:
                     self._change([*self._said[:kept], question, event.message])
-                    self._cut = event.ids if event.reason != "stop" else ()
+                    self._finished = event.reason == "stop"
+                    self._cut = () if self._finished else event.ids
                     self._context_tokens = event.stats.context_tokens
             yield event
 
@@ -219,5 +223,5 @@ class Chat:
 
     def _change(self, said: list[Message]) -> None:
         self._said = said
-        self._cut, self._context_tokens = (), None
+        self._cut, self._finished, self._context_tokens = (), False, None
         self._record(self)
