@@ -221,6 +221,26 @@ def test_a_full_context_leaves_the_choice_to_the_user(terminal):
 
 
 @pytest.mark.model
+def test_a_context_that_one_answer_fills(terminal):
+    """One number everywhere, what /continue needs, and that a new conversation begins where nothing old fits."""
+    chat = terminal("--ctx-size", "256", "--when-full", "drop", *ENDLESS)
+    assert "context 256 of 256" in chat.asks("Tell me of rivers.")
+    chat.ready()
+    chat.types("/context\r")
+    chat.sees(r"context: 256 of 256 tokens \(100 %\)")
+    chat.shows(r"context 256/256 \(100 %\)")
+    chat.types("/continue\r")
+    chat.sees("the context is full, so the answer cannot go on; /set ctx_size N gives more room, and /continue then")
+    chat.ready()
+    chat.types("Tell me" + " of rivers" * 100 + "\r")
+    chat.sees(r"no longer given the oldest 1 question[\s\S]*a new conversation begins")
+    chat.sees(STATUS)
+    chat.ready()
+    chat.types("/context\r")
+    chat.sees("no room was left for the 1 question with its answer before this conversation")
+
+
+@pytest.mark.model
 def test_what_was_taken_back_fills_the_context_no_more(terminal):
     """After /undo of a long question nothing is asked and nothing is dropped."""
     chat = terminal("--max-tokens", "5", "--ctx-size", "256", *ENDLESS)
@@ -314,7 +334,7 @@ def test_a_bar_is_as_long_as_its_share(share, width):
 def test_the_rows_of_a_context_add_up(tokens, columns):
     """To the size of the context, however many messages there are, in lines that fit the window."""
     messages = tuple((Message("user" if i % 2 else "assistant", "text\x1b[31m" * 30), n) for i, n in enumerate(tokens))
-    found = Filled(messages, 20, 20_000)
+    found = Filled(messages, sum(tokens) + 20, 20_000)
     head, *rows = context_view(found, 0, columns).split("\n")
     assert f"{sum(tokens) + 20:,} of 20,000" in head and len(rows) <= 19
     if columns > 40:

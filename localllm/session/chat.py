@@ -34,6 +34,7 @@ class Chat:
         self.engine = engine
         self.sampling = choose_sampling(engine)
         self.beginnings = 0
+        self.turns_before = 0  # questions of the conversation that ended when it had no room left for this one
         self.stats: list[TurnStats] = []  # of this process's turns, one after another
         self.last: TurnStats | None = None  # those of the last one, if it was with this model
         self._context_tokens: int | None = None  # None: what was said has changed since they were counted
@@ -90,8 +91,12 @@ class Chat:
     @property
     def context_tokens(self) -> int:
         """What the model is given, in tokens: as the last turn left it, counted anew where that was changed since."""
+        return self.count(Cancel())
+
+    def count(self, cancel: Cancel) -> int:
+        """As ``context_tokens``, where it may take long. Raises what ``Engine.encode`` raises."""
         if self._context_tokens is None:
-            self._context_tokens = len(self.engine.encode(self.messages, Cancel()).ids) if self.messages else 0
+            self._context_tokens = len(self.engine.encode(self.messages, cancel).ids) if self.messages else 0
         return self._context_tokens
 
     def clear(self) -> None:
@@ -114,6 +119,7 @@ class Chat:
         self._forgotten += 2 * turns
         if self._forgotten >= len(self._said):
             self.beginnings += 1
+            self.turns_before = len(self._said) // 2
             self._said, self._forgotten = [], 0
         self._context_tokens = None
         self._record(self)
@@ -121,7 +127,7 @@ class Chat:
     def replace(self, messages: Sequence[Message]) -> None:
         """Begin anew with these questions and answers."""
         self.beginnings += 1
-        self._forgotten, self._summary = 0, ()
+        self._forgotten, self._summary, self.turns_before = 0, (), 0
         self._change(list(messages))
 
     def tune(self, **chosen: object) -> None:
@@ -177,7 +183,7 @@ class Chat:
         yield from self._answer(len(self._said) - 2, question, cancel, hold_unopened, begun=begun)
 
     def begun(self) -> Sequence[int]:
-        """The ids of the last answer, from which it can go on. Raises UsageError where it ended, or they are unknown."""
+        """The ids of the last answer, to go on from. Raises UsageError where it is finished or they are unknown."""
         self.last_question()
         if self._finished:
             raise UsageError("the answer is finished: the model ended it", "ask for more, or /regen answers anew")

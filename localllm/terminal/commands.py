@@ -256,7 +256,7 @@ def _context(context: Context, _: str) -> str:
     chat = context.chat
     with context.stoppable() as cancel:
         fills = filled(chat, cancel)
-    return context_view(fills, chat.forgotten_turns, render.columns(context.view.out))
+    return context_view(fills, chat.forgotten_turns, render.columns(context.view.out), chat.turns_before)
 
 
 def _why(context: Context, _: str) -> str:

@@ -10,7 +10,7 @@ _MOST_ROWS = 16
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def context_view(filled: Filled, forgotten_turns: int, columns: int) -> str:
+def context_view(filled: Filled, forgotten_turns: int, columns: int, turns_before: int = 0) -> str:
     """A row for each message that the model is given, the oldest together in one where there are many."""
     rows = [(f"{_WHO[message.role]:8}", tokens, _beginning(message)) for message, tokens in filled.messages]
     if len(rows) > _MOST_ROWS:
@@ -18,7 +18,9 @@ def context_view(filled: Filled, forgotten_turns: int, columns: int) -> str:
         tokens = sum(tokens for _, tokens, _ in earlier)
         rows = [("earlier ", tokens, f"{len(earlier)} messages"), *rows[len(earlier) :]]
     if filled.layout_tokens:
-        rows.append(("layout  ", filled.layout_tokens, "what the model's chat template adds"))
+        thought = any(message.reasoning for message, _ in filled.messages[-1:])
+        text = "what the model's chat template adds" + (", and the last reasoning" if thought else "")
+        rows.append(("layout  ", filled.layout_tokens, text))
     free = max(0, filled.n_ctx - filled.total_tokens)
     rows.append(("free    ", free, ""))
     width = max(8, min(24, columns - 50))
@@ -30,6 +32,8 @@ def context_view(filled: Filled, forgotten_turns: int, columns: int) -> str:
     head = f"context: {filled.total_tokens:,} of {filled.n_ctx:,} tokens ({share:.0f} %)"
     if forgotten_turns:
         head += f"; the model is no longer given the oldest {turns_text(forgotten_turns)}"
+    elif turns_before:
+        head += f"; no room was left for the {turns_text(turns_before)} before this conversation"
     return "\n".join([head, *lines])
 
 
