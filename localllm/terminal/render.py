@@ -355,7 +355,7 @@ def _milliseconds(value_s: float | None) -> str:
     return "not measured" if value_s is None else f"{1000 * value_s:,.1f} ms"
 
 
-_CONTEXT_REASONS: dict[ContextReason, str] = {
+CONTEXT_REASONS: dict[ContextReason, str] = {
     "chosen": "as chosen",
     "trained": "what the model was trained for",
     "default": "the default; the model allows more",
@@ -370,7 +370,7 @@ def model_line(info: ModelInfo, stats: TurnStats) -> str:
         f"{info.gpu_layers} of {info.layers} layers on the GPU" if info.gpu_layers else "CPU",
         "1 thread" if info.threads == 1 else f"{info.threads} threads",
         f"{info.kv} KV cache" + (", flash attention" if info.flash_attention else ""),
-        f"context {info.n_ctx:,} ({_CONTEXT_REASONS[info.n_ctx_reason]})",
+        f"context {info.n_ctx:,} ({CONTEXT_REASONS[info.n_ctx_reason]})",
         f"drafts {stats.drafting}",
         f"seed {stats.seed}",
     ]
