@@ -56,7 +56,8 @@ STATS = TurnStats(
 def test_the_last_turn_can_be_changed(terminal, tmp_path):
     """/regen and /edit read next to nothing anew, /undo takes back, /continue goes on; each says what it did."""
     chat = terminal("--max-tokens", "12", *ENDLESS)
-    chat.asks("Tell me about rivers. " + "They flow. " * 60)
+    cut = chat.asks("Tell me about rivers. " + "They flow. " * 60)
+    assert "12 tokens (cut at max_tokens; /continue goes on) ·" in cut
     chat.ready()
     chat.types("/regen\r")
     again = chat.sees(STATUS)

@@ -242,10 +242,10 @@ class _ProgressLine:
             self._shown = False
 
 
-def stats_line(end: TurnEnd, n_ctx: int) -> str:
-    """One line for people: how many tokens, how fast, in which phase."""
+def stats_line(end: TurnEnd, n_ctx: int, limit: str = "--max-tokens") -> str:
+    """One line for people: how many tokens, and what ``limit`` ended them; how fast, in which phase."""
     stats = end.stats
-    parts = [counted(stats.output_tokens, "token") + (" (--max-tokens)" if end.reason == "length" else "")]
+    parts = [counted(stats.output_tokens, "token") + (f" ({limit})" if end.reason == "length" else "")]
     if stats.decode_tok_s is not None:
         parts.append(f"decode {stats.decode_tok_s:,.1f} tok/s")
     prefill = f"prefill {counted(stats.read_tokens, 'token')} in {stats.prefill_s:.2f} s"

@@ -35,6 +35,7 @@ _THEN: dict[WhenFull, str] = {
 _CHOICES: dict[str, WhenFull] = {"drop": "drop", "summarise": "summarise", "neither": "stop"}
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and /set ctx_size N gives more room"
 _CUT_HINT = "/continue makes room and goes on with the answer"
+_LIMIT = "cut at max_tokens; /continue goes on"
 _ALONE_HINT = "/set ctx_size N gives more room, and /continue then goes on with the answer"
 _TRAINED_HINT = "the model was trained for no larger context; /edit makes the question shorter"
 _STOP_HINT = "after /set when_full drop, /continue makes room by dropping the oldest questions"
@@ -152,7 +153,7 @@ class Repl:
             self._told_full = True
         for note in notes:
             self._say(note)
-        self._say(render.stats_line(end, self._chat.engine.info.n_ctx))
+        self._say(render.stats_line(end, self._chat.engine.info.n_ctx, _LIMIT))
         self._tell_when_full(end.stats)
         self._chat.engine.keep(background=True)
 
