@@ -343,6 +343,41 @@ def test_the_rows_of_a_context_add_up(tokens, columns):
     assert all(len(row) < columns and "\x1b" not in row for row in rows)
 
 
+@given(tokens=st.lists(st.integers(1, 400), min_size=17, max_size=60))
+def test_no_large_message_hides_among_the_others(tokens):
+    """Of many messages the newest and the largest have rows of their own, in the order in which they were said."""
+    messages = tuple((Message("user", f"m{i}"), n) for i, n in enumerate(tokens))
+    _, others, *rows = context_view(Filled(messages, sum(tokens), 30_000), 0, 100).split("\n")
+    shown = [int(found[1]) for row in rows if (found := re.search(r" m(\d+)$", row))]
+    assert shown == sorted(shown) and len(shown) == 16 and shown[-8:] == list(range(len(tokens)))[-8:]
+    hidden = [n for i, n in enumerate(tokens) if i not in shown]
+    assert max(hidden) <= min(tokens[i] for i in shown[:-8])
+    assert re.match(rf"others +{sum(hidden):,} .* {len(hidden)} smaller messages", others)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("| a | b |\n|---|:-:|\n| 1 | 2 |", "a b 1 2"),
+        ("# Rivers\n\n---\n> They flow.", "Rivers They flow."),
+        ("```python\nx = 1\n```\nSo.", "python x = 1 So."),
+        ("cat a | grep b", "cat a | grep b"),
+        ("word " * 30, "word word word word word word word word…"),
+        ("\n" * 500 + "late", "…"),
+    ],
+)
+def test_a_row_of_the_context_shows_the_first_words(text, shown):
+    """Without the lines that Markdown draws with, and with a mark where the text goes on."""
+    row = context_view(Filled(((Message("user", text), 5),), 5, 100), 0, 100).split("\n")[1]
+    assert row.split("  ")[-1] == shown
+
+
+def test_a_row_that_a_narrow_window_cuts_says_so():
+    """Its last cell is an ellipsis."""
+    row = context_view(Filled(((Message("user", "word " * 9), 5),), 5, 100), 0, 45).split("\n")[1]
+    assert len(row) == 44 and row.endswith("…")
+
+
 @given(width=st.integers(1, 200), ceiling=st.none() | st.floats(1, 1e4), with_stats=st.booleans())
 def test_the_toolbar_fits_its_line(width, ceiling, with_stats):
     """What there is no room for is left out, the least important first."""
