@@ -234,7 +234,7 @@ def load_options(
         n_ctx, reason = settings.ctx_size, "chosen"
     if n_ctx > shape.n_ctx_train:
         raise UsageError(
-            f"--ctx-size is {n_ctx:,}, but this model was trained for {shape.n_ctx_train:,} tokens",
+            f"a context of {n_ctx:,} tokens is too large: this model was trained for {shape.n_ctx_train:,}",
             f"choose at most {shape.n_ctx_train:,}",
         )
     layers = placement.gpu_layers(

@@ -95,10 +95,13 @@ class Setting:
         self.check(value)
         return value
 
-    def check(self, value: Value | None) -> None:
-        """Raise UsageError for a value out of range; None is no choice, and always right."""
+    def check(self, value: Value | None, named: str = "") -> None:
+        """Raise UsageError for a value out of range; None is no choice, and always right.
+
+        ``named`` is how the user calls it, where that is not its name.
+        """
         if self.limits and isinstance(value, int | float):
-            check_range(self.name, value, *self.limits, self.unit)
+            check_range(named or self.name, value, *self.limits, self.unit)
         if isinstance(value, tuple):
             Sampling(stop=value)
 
@@ -143,7 +146,7 @@ class Setting:
         return tuple(texts)
 
     def _wrong(self, text: str, wanted: str) -> UsageError:
-        return UsageError(f"{self.name.replace('_', '-')} is {text!r}", f"give {wanted}")
+        return UsageError(f"{self.name} is {text!r}", f"give {wanted}")
 
 
 _CHOSEN = config.Settings()

@@ -108,7 +108,7 @@ class Sampling:
             value = getattr(self, name)
             if value is not None:
                 check_range(name, value, low, high)
-        for name, value in (("top-k", self.top_k), ("seed", self.seed), ("max-tokens", self.max_tokens)):
+        for name, value in (("top_k", self.top_k), ("seed", self.seed), ("max_tokens", self.max_tokens)):
             if value is not None and not isinstance(value, int):
                 raise UsageError(f"{name} is {value!r}", "give a whole number")
         if any(not stop for stop in self.stop):
@@ -124,7 +124,7 @@ def check_range(name: str, value: float, low: float, high: float, unit: str = ""
     """Raise UsageError for a value that is out of range, or no number."""
     if not low <= value <= high:  # which NaN is not either
         hint = f"choose a value from {low:,} to {high:,} {unit}".rstrip()
-        raise UsageError(f"{name.replace('_', '-')} is {value}, which is out of range", hint)
+        raise UsageError(f"{name} is {value}, which is out of range", hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +210,17 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What there was of an answer that goes on now, before anything else: it was given out by the turn that began it.
+
+    What that turn held back when it was cut (half a character, what may be a tag) is not in it: it comes again.
+    """
+
+    text: str
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reasoning:
     """A piece of the model's reasoning."""
 
@@ -236,4 +247,4 @@ class TurnEnd:
     ids: tuple[int, ...] = ()
 
 
-Event = Progress | Reasoning | Text | TurnEnd
+Event = Begun | Progress | Reasoning | Text | TurnEnd

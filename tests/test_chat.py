@@ -343,11 +343,42 @@ def context_of(chat):
 
 
 @pytest.mark.parametrize(
-    ("line", "command"), [("/help", True), ("/etc/passwd is what?", False), ("/", False), ("", False), ("a /b", False)]
+    ("line", "command"),
+    [
+        *(("/help", True), (" /Help", True), ("/", True), ("/ word", True), ("/, what?", True), ("/nosuch", True)),
+        *(("/no/such is what?", True), ("{0} is what?", False), ("What of {0}?", False), ("", False), ("a /b", False)),
+        ("{0}/a.txt: is it long?", False),
+    ],
 )
-def test_what_is_a_command(line, command):
-    """A path at the beginning of a question is not a command."""
-    assert commands.is_command(line) is command
+def test_what_is_a_command(line, command, tmp_path):
+    """What begins with a slash; but a path at the beginning of a question is none where it is there."""
+    (tmp_path / "a.txt").touch()
+    assert commands.is_command(line.format(tmp_path)) is command
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/", "/help lists them"),
+        ("/ help", "/help lists them"),
+        ("/Hlep", "/help"),
+        ("/xyzzyx", 'between two """'),
+        ("/no/such is what?", 'between two """'),
+    ],
+)
+def test_a_command_that_there_is_not(line, said):
+    """It is told where the commands are, which one was meant, or how to send the text; nothing is asked."""
+    with pytest.raises(UsageError) as caught:
+        commands.run(line, context_of(Chat(fake_engine(FakeDecoder(says(b""))), greedy)))
+    assert said in caught.value.hint
+
+
+@pytest.mark.parametrize("line", ["/STATS", "/Why"])
+def test_answers_of_another_session_have_no_numbers(line):
+    """Below answers that can be seen, "no answer yet" would be wrong; a command's name may be in capitals."""
+    said = [Message("user", "one"), Message("assistant", "two")]
+    chat = Chat(fake_engine(FakeDecoder(says(b""))), greedy, said=said)
+    assert commands.run(line, context_of(chat)) == "no answer was written in this session yet"
 
 
 @pytest.mark.parametrize("command", [command for command in commands.COMMANDS if not command.argument])

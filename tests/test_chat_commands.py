@@ -56,7 +56,8 @@ STATS = TurnStats(
 def test_the_last_turn_can_be_changed(terminal, tmp_path):
     """/regen and /edit read next to nothing anew, /undo takes back, /continue goes on; each says what it did."""
     chat = terminal("--max-tokens", "12", *ENDLESS)
-    chat.asks("Tell me about rivers. " + "They flow. " * 60)
+    cut = chat.asks("Tell me about rivers. " + "They flow. " * 60)
+    assert "12 tokens (cut at max_tokens; /continue goes on) ·" in cut
     chat.ready()
     chat.types("/regen\r")
     again = chat.sees(STATUS)
@@ -80,15 +81,23 @@ def test_the_last_turn_can_be_changed(terminal, tmp_path):
 
 @pytest.mark.model
 def test_a_finished_answer_has_nothing_to_go_on_with(terminal):
-    """/continue says so, and the answer stays."""
+    """/continue says so at once and reads nothing; in a later chat, which cannot know, the model is asked."""
     chat = terminal("--temp", "0")
     chat.asks("Name three colours, as a markdown list.")
     chat.ready()
     chat.types("/continue\r")
-    chat.sees("the model has nothing to add: its answer is finished")
+    said = chat.sees("the answer is finished: the model ended it; ask for more, or /regen answers anew")
+    assert "prefill" not in said
     chat.ready()
     chat.types("/context\r")
     chat.sees("answer +[1-9]")
+    chat.ready()
+    chat.types("/exit\r")
+    chat.leaves()
+    later = terminal("--temp", "0", "-c")
+    later.ready()
+    later.types("/continue\r")
+    later.sees("the model has nothing to add: its answer is finished")
 
 
 @pytest.mark.model
@@ -213,6 +222,26 @@ def test_a_full_context_leaves_the_choice_to_the_user(terminal):
 
 
 @pytest.mark.model
+def test_a_context_that_one_answer_fills(terminal):
+    """One number everywhere, what /continue needs, and that a new conversation begins where nothing old fits."""
+    chat = terminal("--ctx-size", "256", "--when-full", "drop", *ENDLESS)
+    assert "context 256 of 256" in chat.asks("Tell me of rivers.")
+    chat.ready()
+    chat.types("/context\r")
+    chat.sees(r"context: 256 of 256 tokens \(100 %\)")
+    chat.shows(r"context 256/256 \(100 %\)")
+    chat.types("/continue\r")
+    chat.sees("the context is full, so the answer cannot go on; /set ctx_size N gives more room, and /continue then")
+    chat.ready()
+    chat.types("Tell me" + " of rivers" * 100 + "\r")
+    chat.sees(r"no longer given the oldest 1 question[\s\S]*a new conversation begins")
+    chat.sees(STATUS)
+    chat.ready()
+    chat.types("/context\r")
+    chat.sees("no room was left for the 1 question with its answer before this conversation")
+
+
+@pytest.mark.model
 def test_what_was_taken_back_fills_the_context_no_more(terminal):
     """After /undo of a long question nothing is asked and nothing is dropped."""
     chat = terminal("--max-tokens", "5", "--ctx-size", "256", *ENDLESS)
@@ -306,12 +335,47 @@ def test_a_bar_is_as_long_as_its_share(share, width):
 def test_the_rows_of_a_context_add_up(tokens, columns):
     """To the size of the context, however many messages there are, in lines that fit the window."""
     messages = tuple((Message("user" if i % 2 else "assistant", "text\x1b[31m" * 30), n) for i, n in enumerate(tokens))
-    found = Filled(messages, 20, 20_000)
+    found = Filled(messages, sum(tokens) + 20, 20_000)
     head, *rows = context_view(found, 0, columns).split("\n")
     assert f"{sum(tokens) + 20:,} of 20,000" in head and len(rows) <= 19
     if columns > 40:
         assert sum(int(re.match(r"\w+ +([\d,]+)", row)[1].replace(",", "")) for row in rows) == 20_000
     assert all(len(row) < columns and "\x1b" not in row for row in rows)
+
+
+@given(tokens=st.lists(st.integers(1, 400), min_size=17, max_size=60))
+def test_no_large_message_hides_among_the_others(tokens):
+    """Of many messages the newest and the largest have rows of their own, in the order in which they were said."""
+    messages = tuple((Message("user", f"m{i}"), n) for i, n in enumerate(tokens))
+    _, others, *rows = context_view(Filled(messages, sum(tokens), 30_000), 0, 100).split("\n")
+    shown = [int(found[1]) for row in rows if (found := re.search(r" m(\d+)$", row))]
+    assert shown == sorted(shown) and len(shown) == 16 and shown[-8:] == list(range(len(tokens)))[-8:]
+    hidden = [n for i, n in enumerate(tokens) if i not in shown]
+    assert max(hidden) <= min(tokens[i] for i in shown[:-8])
+    assert re.match(rf"others +{sum(hidden):,} .* {len(hidden)} smaller messages", others)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("| a | b |\n|---|:-:|\n| 1 | 2 |", "a b 1 2"),
+        ("# Rivers\n\n---\n> They flow.", "Rivers They flow."),
+        ("```python\nx = 1\n```\nSo.", "python x = 1 So."),
+        ("cat a | grep b", "cat a | grep b"),
+        ("word " * 30, "word word word word word word word word…"),
+        ("\n" * 500 + "late", "…"),
+    ],
+)
+def test_a_row_of_the_context_shows_the_first_words(text, shown):
+    """Without the lines that Markdown draws with, and with a mark where the text goes on."""
+    row = context_view(Filled(((Message("user", text), 5),), 5, 100), 0, 100).split("\n")[1]
+    assert row.split("  ")[-1] == shown
+
+
+def test_a_row_that_a_narrow_window_cuts_says_so():
+    """Its last cell is an ellipsis."""
+    row = context_view(Filled(((Message("user", "word " * 9), 5),), 5, 100), 0, 45).split("\n")[1]
+    assert len(row) == 44 and row.endswith("…")
 
 
 @given(width=st.integers(1, 200), ceiling=st.none() | st.floats(1, 1e4), with_stats=st.booleans())

@@ -257,12 +257,12 @@ def test_a_summary_is_called_one(system):
 
 
 def test_what_fills_the_context_adds_up():
-    """Tokens of the messages and of the model's layout are those of the prompt without its question."""
+    """Tokens of the messages and of the model's layout are those that the last turn left there."""
     chat = chat_of(system="Be kind.")
     end_of(chat.turn("one", Cancel()))
     found = room.filled(chat)
     assert [tokens for _, tokens in found.messages] == [8, 3, len(TEXT)]
-    assert found.total_tokens == len(chat.engine.encode(chat.messages).ids)
+    assert found.total_tokens == chat.context_tokens
 
 
 TURNS = st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=4)
@@ -350,3 +350,26 @@ def test_a_model_that_cannot_even_be_loaded_again_says_what_to_do():
     assert "/model NAME" in stopped.value.hint
     chat.switch(lambda: fake_engine(FakeDecoder(says(TEXT))), fails)
     assert end_of(chat.turn("two", Cancel())).message.text == TEXT.decode()
+
+
+@given(st.integers(1, 60), st.booleans())
+def test_what_fills_the_context_is_what_the_engine_left_there(tokens, thinks):
+    """Of an answer cut anywhere, too: never more than the context holds, and the same number as the toolbar's."""
+    answer = (b"<think>hm</think>" if thinks else b"") + b"z" * 2000
+    chat = chat_of(FakeDecoder(says(answer), n_ctx=128))
+    chat.tune(max_tokens=tokens)
+    end = end_of(chat.turn("write", Cancel()))
+    fills = room.filled(chat)
+    assert fills.total_tokens == end.stats.context_tokens == chat.context_tokens <= 128
+    assert fills.layout_tokens + sum(count for _, count in fills.messages) == fills.total_tokens
+
+
+def test_it_is_known_what_a_conversation_began_without():
+    """Where all that was said had to be dropped; not where the user began anew."""
+    chat = chat_of()
+    for text in ("one", "two"):
+        end_of(chat.turn(text, Cancel()))
+    chat.forget(2)
+    assert (chat.turns_before, chat.forgotten_turns, chat.said) == (2, 0, ())
+    chat.clear()
+    assert chat.turns_before == 0

@@ -189,7 +189,7 @@ def test_the_default_model_is_a_setting_for_every_command(config, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("temp: 0.5\nseed: 1\ntop_p: 2\n", "line 3: top-p is 2.0, which is out of range; choose a value from 0 to 1"),
+        ("temp: 0.5\nseed: 1\ntop_p: 2\n", "line 3: top_p is 2.0, which is out of range; choose a value from 0 to 1"),
         ("temp: hot", "line 1: temp is 'hot'; give a number"),
         ("# a\nseed: 1.5", "line 2: seed is '1.5'; give a whole number"),
         ("exact: maybe", "line 1: exact is 'maybe'; give true or false"),

@@ -18,7 +18,6 @@ from localllm.cli.signals import cancelling
 from localllm.cli.template import Param, Template, filled_template
 from localllm.config import Settings
 from localllm.errors import PromptTooLong, UsageError
-from localllm.settings import SETTINGS
 from localllm.terminal.inputs import attached_text
 from localllm.terminal.safe import readable
 from localllm.values import Constraint, Message, ModelInfo, Prompt, Sampling
@@ -108,7 +107,7 @@ def ask(
         temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop, template=filled.sampling
     )
     settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
-    SETTINGS["timeout"].check(timeout)
+    options.check("timeout", timeout)
     cancel = Cancel(timeout)
     told = _nothing if quiet else tell
     waiting = told if sys.stderr.isatty() else _nothing

@@ -143,7 +143,9 @@ def _run(arguments: list[str]) -> int:
     except click.ClickException as error:
         known = arguments[0] in _MODULES
         place = f"localllm {arguments[0]}" if known else "localllm"
-        raise UsageError(error.format_message().rstrip(".?"), f"see {place} --help{_advice(error, place)}") from error
+        message = error.format_message().rstrip(".?").replace("a valid float", "a number")
+        message = message.replace("a valid integer", "a whole number")
+        raise UsageError(message, f"see {place} --help{_advice(error, place)}") from error
     return result if isinstance(result, int) else 0
 
 

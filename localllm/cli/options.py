@@ -97,6 +97,16 @@ def given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def check(name: str, value: Value | None) -> None:
+    """Raise UsageError, naming the option, for a value of a setting that is out of range."""
+    SETTINGS[name].check(value, option_of(name))
+
+
+def option_of(name: str) -> str:
+    """How a setting is called on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
 def sampling_from(
     temp: float | None,
     top_p: float | None,
@@ -112,16 +122,18 @@ def sampling_from(
 
     Raises UsageError for a value out of range, before anything is loaded.
     """
-    chosen: dict[str, Any] = {
-        "temperature": temp,
+    numbers = {
+        "temp": temp,
         "top_p": top_p,
         "top_k": top_k,
         "min_p": min_p,
         "repeat_penalty": repeat_penalty,
         "seed": seed,
         "max_tokens": max_tokens,
-        "stop": tuple(stop or ()) or None,
     }
+    for name, value in numbers.items():
+        check(name, value)
+    chosen: dict[str, Any] = {"temperature": numbers.pop("temp"), **numbers, "stop": tuple(stop or ()) or None}
     chosen |= template or {}
     given = {name: value for name, value in chosen.items() if value is not None}
     dataclasses.replace(Sampling(), **given)
@@ -139,7 +151,7 @@ def settings_from(
 ) -> Settings:
     """The runtime settings. Raises UsageError for a value out of range."""
     for name, value in (("ctx_size", ctx_size), ("threads", threads), ("gpu_layers", gpu_layers)):
-        SETTINGS[name].check(value)
+        check(name, value)
     return Settings(ctx_size, kv, gpu_layers, threads, draft, cache, exact)
 
 
@@ -163,6 +175,7 @@ class SettingsCommand(TyperCommand):
 
 
 def _is_about(error: LocalLLMError, choice: Choice) -> bool:
-    option = f"--{choice.setting.name.replace('_', '-')} "
+    if choice.setting.name == "ctx_size":
+        return f"a context of {choice.value:,} tokens" in error.message
     named = choice.setting.kind == "model" and isinstance(error, Unavailable) and str(choice.value) in error.message
-    return option in error.message or named
+    return f"{option_of(choice.setting.name)} " in error.message or named

@@ -4,7 +4,6 @@ Knows the order of things (what is already there, prefill, decode, the end) and 
 llama.cpp, files, terminals or how many turns there were: what it shares between turns are the decoder's tokens.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -29,6 +28,7 @@ from localllm.engine.worker import wait_for_workers
 from localllm.errors import DecodeError, PromptTooLong, UsageError
 from localllm.values import (
     MAX_SEED,
+    Begun,
     Constraint,
     Event,
     FinishReason,
@@ -106,7 +106,8 @@ class Engine:
     ) -> Iterator[Event]:
         """Answer: Progress while the prompt is read, then Reasoning and Text, at last one TurnEnd.
 
-        ``begun`` are ids of an answer that was cut: it goes on from there, and the finished message has all of it.
+        ``begun`` are ids of an answer that was cut: it goes on from there, after an event Begun, and the finished
+        message has all of it.
         ``hold_unopened``: for a model that may forget to open its reasoning, give nothing out before that is
         decided. ``constraint``: what the answer, not its reasoning, has to be. It is that if the turn ends with the
         reason "stop", and else a part of it. Raises PromptTooLong before anything is computed, DecodeError where
@@ -131,7 +132,8 @@ class Engine:
         turn = self._turn = _Turn(
             prompt, sampling, AnswerDecoder((*sampling.stop, *prompt.stop), prompt.reasoning, hold_unopened), only
         )
-        turn.go_on(begun, self._piece)
+        if begun:
+            yield turn.go_on(begun, self._piece)
         completed = yield from self._prefill(turn, cancel)
         reason = (yield from self._decode(turn, cancel)) if completed else cancel.reason or "interrupted"
         yield from turn.timed(turn.text.flush())
@@ -307,11 +309,14 @@ class _Turn:
         self._token_s: list[float] = []
         self._step_begins: list[int] = []  # how many tokens there were before each step
 
-    def go_on(self, begun: Sequence[int], piece: Callable[[int], bytes]) -> None:
-        """Have the text decoders where an answer with these tokens had them; what came of it was shown then."""
+    def go_on(self, begun: Sequence[int], piece: Callable[[int], bytes]) -> Begun:
+        """Have the text decoders where an answer with these tokens had them; returns what they gave then."""
         self._begun = tuple(begun)
-        for token in begun:
-            collections.deque(self.text.decode(piece(token)), maxlen=0)
+        given = [event for token in begun for event in self.text.decode(piece(token))]
+        text, reasoning = (
+            "".join(event.text for event in given if isinstance(event, kind)) for kind in (Text, Reasoning)
+        )
+        return Begun(text, reasoning)
 
     def read(self, stop: int) -> None:
         self.read_to, self._prefilled_s = stop, time.perf_counter()

@@ -34,6 +34,7 @@ class Chat:
         self.engine = engine
         self.sampling = choose_sampling(engine)
         self.beginnings = 0
+        self.turns_before = 0  # questions of the conversation that ended when it had no room left for this one
         self.stats: list[TurnStats] = []  # of this process's turns, one after another
         self.last: TurnStats | None = None  # those of the last one, if it was with this model
         self._context_tokens: int | None = None  # None: what was said has changed since they were counted
@@ -46,6 +47,7 @@ class Chat:
         self.summarised = 0  # messages that the summary stands for
         self._record = record
         self._cut: tuple[int, ...] = ()  # all ids of the last answer, where it did not come to its own end
+        self._finished = False  # it did; of an answer of another process that is not known
 
     @property
     def system(self) -> str:
@@ -90,8 +92,12 @@ class Chat:
     @property
     def context_tokens(self) -> int:
         """What the model is given, in tokens: as the last turn left it, counted anew where that was changed since."""
+        return self.count(Cancel())
+
+    def count(self, cancel: Cancel) -> int:
+        """As ``context_tokens``, where it may take long. Raises what ``Engine.encode`` raises."""
         if self._context_tokens is None:
-            self._context_tokens = len(self.engine.encode(self.messages, Cancel()).ids) if self.messages else 0
+            self._context_tokens = len(self.engine.encode(self.messages, cancel).ids) if self.messages else 0
         return self._context_tokens
 
     def clear(self) -> None:
@@ -115,6 +121,7 @@ class Chat:
         self._forgotten += 2 * turns
         if self._forgotten >= len(self._said):
             self.beginnings += 1
+            self.turns_before = len(self._said) // 2
             self._said, self._forgotten = [], 0
         self._context_tokens = None
         self._record(self)
@@ -122,7 +129,7 @@ class Chat:
     def replace(self, messages: Sequence[Message]) -> None:
         """Begin anew with these questions and answers."""
         self.beginnings += 1
-        self._forgotten, self._summary, self.summarised = 0, (), 0
+        self._forgotten, self._summary, self.summarised, self.turns_before = 0, (), 0, 0
         self._change(list(messages))
 
     def tune(self, **chosen: object) -> None:
@@ -178,8 +185,10 @@ class Chat:
         yield from self._answer(len(self._said) - 2, question, cancel, hold_unopened, begun=begun)
 
     def begun(self) -> Sequence[int]:
-        """The ids of the last answer, from which it can go on. Raises UsageError where they are not known."""
+        """The ids of the last answer, to go on from. Raises UsageError where it is finished or they are unknown."""
         self.last_question()
+        if self._finished:
+            raise UsageError("the answer is finished: the model ended it", "ask for more, or /regen answers anew")
         answer = self._said[-1]
         begun = self._cut or (() if answer.reasoning else answer.token_ids or self.engine.encode_raw(answer.text).ids)
         if not begun:
@@ -211,7 +220,8 @@ class Chat:
                 self.last = event.stats
                 if event.message.text or event.message.reasoning:
                     self._change([*self._said[:kept], question, event.message])
-                    self._cut = event.ids if event.reason != "stop" else ()
+                    self._finished = event.reason == "stop"
+                    self._cut = () if self._finished else event.ids
                     self._context_tokens = event.stats.context_tokens
             yield event
 
@@ -221,5 +231,5 @@ class Chat:
 
     def _change(self, said: list[Message]) -> None:
         self._said = said
-        self._cut, self._context_tokens = (), None
+        self._cut, self._finished, self._context_tokens = (), False, None
         self._record(self)

@@ -20,20 +20,20 @@ _SUMMARISE = (
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Tokens that each message takes, in order, and what the model's layout adds in all.
+    """Tokens that each message takes, in order, and the ``total_tokens`` that are in the context.
 
     The first question and answer are a summary of so many ``summarised`` messages, if there are any.
     """
 
     messages: tuple[tuple[Message, int], ...]
-    layout_tokens: int
+    total_tokens: int
     n_ctx: int
     summarised: int = 0
 
     @property
-    def total_tokens(self) -> int:
-        """All that the next prompt would hold without its question."""
-        return self.layout_tokens + sum(tokens for _, tokens in self.messages)
+    def layout_tokens(self) -> int:
+        """What is no message: what the model's layout adds in all, and the reasoning before the last answer."""
+        return max(0, self.total_tokens - sum(tokens for _, tokens in self.messages))
 
 
 def filled(chat: Chat, cancel: Cancel | None = None) -> Filled:
@@ -43,9 +43,7 @@ def filled(chat: Chat, cancel: Cancel | None = None) -> Filled:
     for message in chat.messages:
         ids = message.token_ids or (engine.encode_raw(message.text, cancel).ids if message.text else ())
         counts.append((message, len(ids)))
-    total = len(engine.encode(chat.messages, cancel).ids) if counts else 0
-    layout_tokens = max(0, total - sum(tokens for _, tokens in counts))
-    return Filled(tuple(counts), layout_tokens, engine.info.n_ctx, chat.summarised)
+    return Filled(tuple(counts), chat.count(cancel), engine.info.n_ctx, chat.summarised)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,12 @@ def mentioned(text: str) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(files)), others
 
 
+def is_path(word: str) -> bool:
+    """Whether a word, without what belongs to its sentence, is the path of something on this disk."""
+    names = [name for name in (word, word.rstrip(_TRAILING)) if name.strip("/")]
+    return any(os.path.lexists(name) for name in names)
+
+
 def with_files(text: str, files: Sequence[Attachment]) -> str:
     """The message: each file under its name, then the text. Files come first, as what costs to read can be shared."""
     return "\n\n".join([*(f"==> {file.name} <==\n{file.text.strip()}" for file in files), text])

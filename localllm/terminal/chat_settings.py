@@ -3,11 +3,13 @@
 Names, types and ranges are those of settings.py. What is changed holds for this chat and is stored nowhere.
 """
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from localllm.errors import UsageError
 from localllm.settings import SETTINGS, Value, find
+from localllm.terminal.render import CONTEXT_REASONS
 from localllm.values import WhenFull
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ _ELSEWHERE = {"model": "/model changes the model", "system": "/system changes th
 
 def set_value(context: "Context", argument: str) -> str:
     """``/set``: all values, one, or a new one. Raises UsageError for what is no setting, or no value of one."""
-    name, _, text = argument.partition(" ")
+    name, *rest = re.split(r"\s*=\s*|\s+", argument, maxsplit=1)  # temp 0.5, or temp=0.5
+    text = "".join(rest)
     if not name:
         width = max(map(len, SETTABLE))
         return "\n".join(f"{name:{width}}  {_current(context, name)}" for name in SETTABLE)
@@ -32,7 +35,7 @@ def set_value(context: "Context", argument: str) -> str:
         raise UsageError(f"{setting.name} cannot be changed here", _ELSEWHERE.get(setting.name, "see: localllm config"))
     if text:
         _change(context, setting.name, None if text == "default" else setting.parse(text.strip()))
-    return f"{setting.name} = {_current(context, setting.name)} ({setting.takes})"
+    return f"{setting.name} = {_current(context, setting.name)}; takes {setting.takes}"
 
 
 def _change(context: "Context", name: str, value: Value | None) -> None:
@@ -53,6 +56,7 @@ def _change(context: "Context", name: str, value: Value | None) -> None:
 
 
 def _current(context: "Context", name: str) -> str:
+    """What holds now; where the user has left that to us, also how it came to be so."""
     setting, chat, value = SETTINGS[name], context.chat, None
     if name in _SAMPLED:
         value = getattr(chat.sampling, _SAMPLED[name])
@@ -62,4 +66,12 @@ def _current(context: "Context", name: str) -> str:
         value = context.when_full
     else:
         value = not context.view.reasoning if name == "hide_reasoning" else context.view.markdown
-    return setting.default_text if value is None or value == () else setting.shown(value)
+    if value is not None and value != ():
+        return setting.shown(value)
+    info = chat.engine.info
+    found = {
+        "ctx_size": f"{info.n_ctx:,} ({CONTEXT_REASONS[info.n_ctx_reason]})",
+        "threads": f"{info.threads} ({setting.default_text})",
+        "gpu_layers": f"{info.gpu_layers} ({setting.default_text})",
+    }
+    return found.get(name, setting.default_text)

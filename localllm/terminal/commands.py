@@ -247,7 +247,7 @@ def _load(context: Context, argument: str) -> str:
 def _stats(context: Context, _: str) -> str:
     chat = context.chat
     if not chat.stats:
-        return "no answer yet"
+        return _no_answer(chat)
     last = render.stats_summary(chat.stats[-1], chat.engine.info.n_ctx)
     return f"{last}\n\n{render.session_summary(chat.stats)}" if len(chat.stats) > 1 else last
 
@@ -256,16 +256,20 @@ def _context(context: Context, _: str) -> str:
     chat = context.chat
     with context.stoppable() as cancel:
         fills = filled(chat, cancel)
-    return context_view(fills, chat.forgotten_turns, render.columns(context.view.out))
+    return context_view(fills, chat.forgotten_turns, render.columns(context.view.out), chat.turns_before)
 
 
 def _why(context: Context, _: str) -> str:
     chat = context.chat
     if not chat.last:
-        return "no answer of this model yet" if chat.stats else "no answer yet"
+        return "no answer of this model yet" if chat.stats else _no_answer(chat)
     from localllm.terminal.why import why
 
     return why(chat.last, chat.engine.info, context.measure())
+
+
+def _no_answer(chat: Chat) -> str:
+    return "no answer was written in this session yet" if chat.said else "no answer yet"
 
 
 COMMANDS = (
@@ -294,6 +298,9 @@ COMMANDS = (
     Command("why", _why, "explain the last answer's time against what this machine's memory allows"),
 )
 
+_NAMES = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
+_AS_TEXT = 'a text that begins so can be sent between two """'
+
 KEYS_HELP = (
     "Enter sends. Ctrl-J, Alt-Enter or a \\ at the end of a line begin a new line; so does a block between "
     'two """.\nCtrl-C stops an answer and keeps what was written. Ctrl-R searches what was typed, Tab completes.\n'
@@ -302,30 +309,30 @@ KEYS_HELP = (
 
 
 def find(name: str) -> Command:
-    """The command with this name or alias. Raises UsageError naming the nearest ones."""
-    for command in COMMANDS:
-        if name in (command.name, *command.aliases):
-            return command
+    """The command with this name or alias, in any case. Raises UsageError naming the nearest ones."""
+    wanted = name.lower()
+    if command := _NAMES.get(wanted):
+        return command
+    if not name:
+        raise UsageError("there is no command behind the slash", "/help lists them")
     import difflib
 
-    known = [n for command in COMMANDS for n in (command.name, *command.aliases)]
-    nearest = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
-    raise UsageError(
-        f"there is no command /{name}",
-        " or ".join(f"/{n}" for n in nearest) + "?" if nearest else "see /help",
-    )
+    nearest = difflib.get_close_matches(wanted, _NAMES, n=2, cutoff=0.5)
+    hint = " or ".join(f"/{n}" for n in nearest) + "?" if nearest else f"/help lists them; {_AS_TEXT}"
+    raise UsageError(f"there is no command /{name}", hint)
 
 
 def is_command(line: str) -> bool:
-    """True where a line is meant for us and not for the model: a slash and a word, as in /help."""
+    """True where a line is meant for us: it begins with a slash, and with no path of this disk."""
     word = line.split(maxsplit=1)[0] if line.split() else ""
-    return word.startswith("/") and "/" not in word[1:] and len(word) > 1
+    return word.startswith("/") and (word[1:].lower() in ("", *_NAMES) or not attachments.is_path(word))
 
 
 def run(line: str, context: Context) -> Outcome:
     """Run the command in ``line``; returns what is to happen. Raises Leave, LocalLLMError."""
-    name, *rest = line.strip().removeprefix("/").split(maxsplit=1)
+    word, *rest = line.split(maxsplit=1)
+    name = word.removeprefix("/")
     command = find(name)
     if rest and not command.argument:  # a pasted text that begins so must not end or clear anything
-        raise UsageError(f"/{name} takes nothing behind it", 'a text that begins so can be sent between two """')
-    return command.run(context, "".join(rest))
+        raise UsageError(f"/{name} takes nothing behind it", _AS_TEXT)
+    return command.run(context, "".join(rest).rstrip())

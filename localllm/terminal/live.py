@@ -19,6 +19,7 @@ from localllm.terminal.blocks import Block, Blocks
 from localllm.terminal.line_settings import is_terminal, line_settings_kept
 from localllm.terminal.markdown import Page, Row
 from localllm.terminal.safe import safe
+from localllm.values import Begun
 
 _UP, _ERASE_LINE, _ERASE_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
 _NO_FOLDING, _FOLDING = "\x1b[?7l", "\x1b[?7h"  # where a terminal takes a character to be wider than we do
@@ -26,6 +27,7 @@ _HOLD, _SHOW = "\x1b[?2026h", "\x1b[?2026l"  # all at once, in terminals that ca
 _INTERVAL_S = 0.05
 _DRAWING_SHARE = 1 / 40  # of the time, at most
 _REASONING_ROWS = 10  # what goes away again should not fill the screen
+_NOTHING = Begun("")
 
 
 class Screen:
@@ -126,16 +128,25 @@ class _Stops:
 
     def _note(self, _signal: int, _frame: FrameType | None) -> None:
         self.wanted = True
+def _shared(shown: list[Row], rows: list[Row]) -> int:
+    """With how many rows both begin."""
+    return next((at for at, (a, b) in enumerate(zip(shown, rows, strict=False)) if a != b), min(len(shown), len(rows)))
 
 
 class MarkdownWriter:
     """Takes the pieces of an answer and of its reasoning as they come; ``finish`` when there are no more.
 
-    ``draws`` False waits for the end. ``clock`` gives seconds.
+    ``draws`` False waits for the end. ``clock`` gives seconds. An answer that was ``begun`` before goes on with the
+    first row that is not what was shown then: it is not drawn again, but its text says how to read what comes.
     """
 
     def __init__(
-        self, screen: Screen, color: bool = True, draws: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        screen: Screen,
+        color: bool = True,
+        draws: bool = True,
+        begun: Begun = _NOTHING,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._screen, self._page, self._draws, self._clock = screen, Page(color), draws, clock
         self._blocks = Blocks()
@@ -144,6 +155,9 @@ class MarkdownWriter:
         self._next_s = 0.0
         self._reasoning: list[str] = []
         self._reasoning_s: float | None = None  # when it began
+        self._thought_line = safe(begun.reasoning).rpartition("\n")[2]  # on which thinking goes on
+        self._thought_before = bool(begun.reasoning)
+        self._shown = self._shown_before(safe(begun.text))
 
     def write(self, text: str, dim: bool = False) -> None:
         """Take a piece; ``dim`` for reasoning. Draws if that is due."""
@@ -166,10 +180,10 @@ class MarkdownWriter:
         """Write what is open, and leave the cursor on a row of its own. Does nothing a second time."""
         self._screen.look()
         if self._reasoning:  # there is no answer, so it is all there is
-            self._screen.draw(self._page.dim("".join(self._reasoning).rstrip("\n"), self._screen.columns), [])
+            self._screen.draw(self._thoughts("".join(self._reasoning)), [])
             self._reasoning = []
         finished = self._rows(self._blocks.finished(), True)
-        self._screen.draw(finished + self._rows(self._blocks.rest(), True), [])
+        self._screen.draw(self._unseen(finished + self._rows(self._blocks.rest(), True), [])[0], [])
         self._blocks = Blocks()
         self._stops.close()
 
@@ -189,7 +203,7 @@ class MarkdownWriter:
             self._screen.draw([], self._thought())
             return
         finished = self._rows(self._blocks.finished(), True)
-        self._screen.draw(finished, self._rows(self._blocks.rest(), False))
+        self._screen.draw(*self._unseen(finished, self._rows(self._blocks.rest(), False)))
 
     def _rows(self, blocks: list[Block], are_finished: bool) -> list[Row]:
         rows: list[Row] = []
@@ -201,19 +215,43 @@ class MarkdownWriter:
             self._is_first = False
         return rows
 
+    def _shown_before(self, text: str) -> list[Row]:
+        """Take what there was of an answer; returns its rows."""
+        blocks = Blocks()
+        blocks.feed(text)
+        self._blocks.feed(text)
+        rows = self._rows([*blocks.finished(), *blocks.rest()], True)
+        self._is_first = True
+        return rows
+
+    def _unseen(self, finished: list[Row], opened: list[Row]) -> tuple[list[Row], list[Row]]:
+        """Those that were not shown when the answer was begun; what is open may still turn out to be other than it."""
+        same = _shared(self._shown, finished + opened)
+        self._shown = self._shown[len(finished) :] if same >= len(finished) else []
+        return finished[same:], opened[max(0, same - len(finished)) :]
+
+    def _thoughts(self, text: str) -> list[Row]:
+        """The rows of reasoning that are not as they were shown before."""
+        rows, shown = (
+            self._page.dim(thought.strip("\n"), self._screen.columns) if thought else []
+            for thought in (self._thought_line + text, self._thought_line)
+        )
+        return rows[_shared(shown, rows) :]
+
     def _thought(self) -> list[Row]:
         """The end of the reasoning; whole lines, so that the rows stay as they are while more is added."""
-        columns = self._screen.columns
         text = "".join(self._reasoning)
-        room = _REASONING_ROWS * columns
+        room = _REASONING_ROWS * self._screen.columns
         self._reasoning = [text]
         start = max(0, len(text) // room - 1) * room
-        return self._page.dim(text[start:].strip("\n"), columns)[-_REASONING_ROWS:]
+        rows = self._page.dim(text[start:].strip("\n"), self._screen.columns) if start else self._thoughts(text)
+        return rows[-_REASONING_ROWS:]
 
     def _fold(self) -> None:
         words = len("".join(self._reasoning).split())
         duration_s = self._clock() - (self._reasoning_s or 0.0)
         self._reasoning = []
         self._screen.look()
-        told = f"thought for {duration_s:.1f} s, {words:,} {'word' if words == 1 else 'words'}"
+        more = " more" if self._thought_before else ""
+        told = f"thought for {duration_s:.1f} s{more}, {words:,} {'word' if words == 1 else 'words'}"
         self._screen.draw(self._page.dim(told, self._screen.columns), [])

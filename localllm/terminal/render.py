@@ -18,6 +18,7 @@ from typing import Any, Protocol, TextIO, assert_never
 from localllm.sizes import counted
 from localllm.terminal.safe import one_line, safe
 from localllm.values import (
+    Begun,
     ContextReason,
     Event,
     FinishReason,
@@ -91,20 +92,23 @@ def columns(stream: TextIO) -> int:
 def show(events: Iterator[Event], view: View) -> TurnEnd:
     """Write an answer as it comes; returns the event that ended it."""
     writer: _Writer | None = None  # until there is something to write: what it takes may still be loading
+    begun = Begun("")
     progress = _ProgressLine(view.status, view.progress)
     try:
         for event in events:
             match event:
+                case Begun():
+                    begun = event
                 case Progress():
                     progress.show(event)
                 case Reasoning(text):
                     if view.reasoning:
                         progress.clear()
-                        writer = writer or _new_writer(view)
+                        writer = writer or _new_writer(view, begun)
                         writer.write(text, dim=True)
                 case Text(text):
                     progress.clear()
-                    writer = writer or _new_writer(view)
+                    writer = writer or _new_writer(view, begun)
                     writer.write(text)
                 case TurnEnd():
                     progress.clear()
@@ -151,12 +155,12 @@ class _Writer(Protocol):
         """Leave the terminal as it was, whatever happened."""
 
 
-def _new_writer(view: View) -> _Writer:
+def _new_writer(view: View, begun: Begun) -> _Writer:
     if not view.markdown:
         return _PlainWriter(view)
     from localllm.terminal.live import MarkdownWriter, Screen
 
-    return MarkdownWriter(Screen(view.out, lambda: size(view.out)), view.color, view.stream)
+    return MarkdownWriter(Screen(view.out, lambda: size(view.out)), view.color, view.stream, begun)
 
 
 class _PlainWriter:
@@ -238,10 +242,10 @@ class _ProgressLine:
             self._shown = False
 
 
-def stats_line(end: TurnEnd, n_ctx: int) -> str:
-    """One line for people: how many tokens, how fast, in which phase."""
+def stats_line(end: TurnEnd, n_ctx: int, limit: str = "--max-tokens") -> str:
+    """One line for people: how many tokens, and what ``limit`` ended them; how fast, in which phase."""
     stats = end.stats
-    parts = [counted(stats.output_tokens, "token") + (" (--max-tokens)" if end.reason == "length" else "")]
+    parts = [counted(stats.output_tokens, "token") + (f" ({limit})" if end.reason == "length" else "")]
     if stats.decode_tok_s is not None:
         parts.append(f"decode {stats.decode_tok_s:,.1f} tok/s")
     prefill = f"prefill {counted(stats.read_tokens, 'token')} in {stats.prefill_s:.2f} s"
@@ -351,7 +355,7 @@ def _milliseconds(value_s: float | None) -> str:
     return "not measured" if value_s is None else f"{1000 * value_s:,.1f} ms"
 
 
-_CONTEXT_REASONS: dict[ContextReason, str] = {
+CONTEXT_REASONS: dict[ContextReason, str] = {
     "chosen": "as chosen",
     "trained": "what the model was trained for",
     "default": "the default; the model allows more",
@@ -366,7 +370,7 @@ def model_line(info: ModelInfo, stats: TurnStats) -> str:
         f"{info.gpu_layers} of {info.layers} layers on the GPU" if info.gpu_layers else "CPU",
         "1 thread" if info.threads == 1 else f"{info.threads} threads",
         f"{info.kv} KV cache" + (", flash attention" if info.flash_attention else ""),
-        f"context {info.n_ctx:,} ({_CONTEXT_REASONS[info.n_ctx_reason]})",
+        f"context {info.n_ctx:,} ({CONTEXT_REASONS[info.n_ctx_reason]})",
         f"drafts {stats.drafting}",
         f"seed {stats.seed}",
     ]

@@ -35,9 +35,12 @@ _THEN: dict[WhenFull, str] = {
 _CHOICES: dict[str, WhenFull] = {"drop": "drop", "summarise": "summarise", "neither": "stop"}
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and /set ctx_size N gives more room"
 _CUT_HINT = "/continue makes room and goes on with the answer"
+_LIMIT = "cut at max_tokens; /continue goes on"
 _ALONE_HINT = "/set ctx_size N gives more room, and /continue then goes on with the answer"
 _NOT_KEPT = "the question is not part of the conversation; ↑ brings it back"
 _UNCHANGED = "the conversation is as it was"
+_TRAINED_HINT = "the model was trained for no larger context; /edit makes the question shorter"
+_STOP_HINT = "after /set when_full drop, /continue makes room by dropping the oldest questions"
 
 Cancelling = Callable[[Cancel], AbstractContextManager[None]]
 
@@ -144,6 +147,8 @@ class Repl:
             end = self._show(begin)
         except PromptTooLong as error:
             if not self._make_room(coming):
+                if coming.begun_tokens:
+                    raise PromptTooLong("the context is full, so the answer cannot go on", self._hint()) from error
                 raise PromptTooLong(error.message, _ROOM_HINT) from error
             end = self._show(begin)
         notes = [cut] if (cut := render.ending(end)) else []
@@ -152,11 +157,11 @@ class Repl:
         elif end.reason == "stop" and not end.stats.output_tokens:  # of /continue
             notes.append("the model has nothing to add: its answer is finished")
         elif end.reason == "context":
-            notes.append(_CUT_HINT if len(self._chat.remembered) > 2 else _ALONE_HINT)
+            notes.append(self._hint())
             self._told_full = True
         for note in notes:
             self._say(note)
-        self._say(render.stats_line(end, self._chat.engine.info.n_ctx))
+        self._say(render.stats_line(end, self._chat.engine.info.n_ctx, _LIMIT))
         self._tell_when_full(end.stats)
         self._chat.engine.keep(background=True)
 
@@ -172,6 +177,12 @@ class Repl:
             yield cancel
 
     # --- a full context ------------------------------------------------------------------------------------------
+
+    def _hint(self) -> str:
+        """How an answer can go on for which the context was too small."""
+        if len(self._chat.remembered) > 2:
+            return _STOP_HINT if self._context.when_full == "stop" else _CUT_HINT
+        return _TRAINED_HINT if self._chat.engine.info.n_ctx_reason == "trained" else _ALONE_HINT
 
     def _tell_when_full(self, stats: TurnStats) -> None:
         share = stats.context_tokens / self._chat.engine.info.n_ctx
@@ -201,11 +212,14 @@ class Repl:
             )
         if self._context.when_full == "stop":
             return False
+        beginnings = self._chat.beginnings
         summarised = self._context.when_full == "summarise" and self._summarise(coming)
         with self._stoppable() as cancel:
             dropped = make_room(self._chat, coming, cancel)
         if dropped:
             self._say(f"the model is no longer given the oldest {turns_text(dropped)} (/context)")
+        if self._chat.beginnings > beginnings:
+            self._say("nothing of what was said before is left to it, so a new conversation begins")
         return summarised or dropped > 0
 
     def _summarise(self, coming: Coming) -> bool:
