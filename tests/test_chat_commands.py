@@ -6,7 +6,9 @@ import json
 import os
 import re
 import resource
+import shutil
 import stat
+import subprocess
 import sys
 import threading
 import types
@@ -265,12 +267,52 @@ def test_the_systems_own_clipboard_is_preferred(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("COPIED", str(tmp_path / "copied"))
     out = io.StringIO()
-    assert clipboard.copy("Grüße", out) == "with xclip" and not out.getvalue()
+    assert clipboard.copy("Grüße", out) == "copied 5 characters with xclip" and not out.getvalue()
     assert (tmp_path / "copied").read_text() == "Grüße"
     monkeypatch.setenv("COPIED", str(tmp_path / "no" / "such"))
     assert "OSC 52" in clipboard.copy("Grüße", out) and out.getvalue().startswith("\x1b]52;c;")
     with pytest.raises(UsageError, match="more than a terminal takes"):
         clipboard.copy("x" * 100_000, out)
+
+
+@pytest.mark.parametrize("knows_w", [True, False])
+def test_tmux_gets_the_text_in_a_buffer(knows_w, tmp_path, monkeypatch):
+    """Only of that can be said that it is copied; an old tmux does not pass it on, so the terminal is asked as well."""
+    program = tmp_path / "tmux"
+    refuses = "" if knows_w else '[ "$2" = -w ] && exit 1\n'
+    program.write_text(f'#!/bin/sh\n{refuses}cat > "$COPIED"\n')
+    program.chmod(0o755)
+    for variable in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TMUX", "/tmp/tmux-1000/default,1,0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("COPIED", str(tmp_path / "copied"))
+    out = io.StringIO()
+    said = clipboard.copy("Grüße", out)
+    assert said.startswith("copied 5 characters to tmux") and "sent to the terminal" in said
+    assert (tmp_path / "copied").read_text() == "Grüße" and bool(out.getvalue()) != knows_w
+    assert clipboard.copy("x" * 100_000, out) == "copied 100,000 characters to tmux (prefix ] pastes them)"
+    assert len((tmp_path / "copied").read_text()) == 100_000
+    monkeypatch.setenv("COPIED", str(tmp_path / "no" / "such"))
+    assert (
+        clipboard.copy("Grüße", out).startswith("5 characters sent to the terminal") and "\x1bPtmux;" in out.getvalue()
+    )
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
+def test_a_tmux_as_it_is_by_default_can_paste(tmp_path, monkeypatch):
+    """The text is its newest buffer."""
+    tmux = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+    for variable in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"):
+        monkeypatch.delenv(variable, raising=False)
+    subprocess.run([*tmux, "new-session", "-d", "sleep 60"], check=True, timeout=30)
+    try:
+        monkeypatch.setenv("TMUX", f"{tmp_path / 'socket'},1,0")
+        assert clipboard.copy("Grüße\n-w", io.StringIO()).startswith("copied 8 characters to tmux")
+        shown = subprocess.run([*tmux, "show-buffer"], capture_output=True, check=True, timeout=30)
+        assert shown.stdout.decode() == "Grüße\n-w"
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=True, timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -453,11 +495,11 @@ def test_the_clipboard_outlives_the_next_ctrl_c(tmp_path, monkeypatch):
     program = tmp_path / "xclip"
     program.write_text(f"#!{sys.executable}\nimport os, sys\nsys.exit(os.getsid(0) != os.getpid())\n")
     program.chmod(0o755)
-    for variable in ("WAYLAND_DISPLAY", "WSL_DISTRO_NAME"):
+    for variable in ("WAYLAND_DISPLAY", "WSL_DISTRO_NAME", "TMUX"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert clipboard.copy("text", io.StringIO()) == "with xclip"
+    assert clipboard.copy("text", io.StringIO()) == "copied 4 characters with xclip"
 
 
 @pytest.mark.parametrize(

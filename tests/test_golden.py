@@ -24,7 +24,7 @@ COMMANDS_TYPED = (
     ("copy", "/copy", "there is no answer yet"),
     ("file", "/file notes.txt", r"notes\.txt: 28 bytes, \d+ tokens .*goes with your next message"),
     ("", "What do the notes say?", STATUS),
-    ("copy", "/copy", r"\x1b\]52;c;[\w+/=]+\x07copied \d+ characters by way of the terminal"),
+    ("copy", "/copy", r"\x1b\]52;c;[\w+/=]+\x07\d+ characters sent to the terminal"),
     ("regen", "/regen", STATUS),
     ("continue", "/continue", STATUS),
     ("context", "/context", r"system +\d+[\s\S]*you +\d+[\s\S]*answer +\d+[\s\S]*free +[\d,]+"),
@@ -101,7 +101,7 @@ def test_every_command(terminal, folder):
             chat.ready()
         chat.types(typed if typed == "\x03" else f"{typed}\r")
         seen = chat.sees(expected)
-        if copied := re.search(r"52;c;([\w+/=]+)\x07copied (\d+)", seen):
+        if copied := re.search(r"52;c;([\w+/=]+)\x07(\d+)", seen):
             assert len(base64.b64decode(copied[1]).decode()) == int(copied[2]) > 0
     assert chat.leaves() == 0
 

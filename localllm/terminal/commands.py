@@ -192,8 +192,7 @@ def described(chat: Chat, file: attachments.Attachment, cancel: Cancel) -> str:
 
 
 def _copy(context: Context, _: str) -> str:
-    text = _last_answer(context)
-    return f"copied {len(text):,} characters {clipboard.copy(text, context.view.out)}"
+    return clipboard.copy(_last_answer(context), context.view.out)
 
 
 def _save(context: Context, argument: str) -> str:
