@@ -66,6 +66,9 @@ KEYS_TYPED = (
     ("Tab", "\x03/file no", r"> /file no█\n +notes\.txt"),
     ("Tab", "\t", r"> /file notes\.txt█"),
     ("Tab", "\x03compare @no\t", r"> compare @notes\.txt█"),
+    ("Tab", "\x03compare @wi\t", r'> compare @"with space/█'),
+    ("Tab", "\t", r'> compare @"with space/in\.txt"█'),
+    ("Tab", "\x03/mo\t", r"> /model█"),
     ("Ctrl-G", "\x03short\x07", r"> short, but edited█"),
     ("Ctrl-D", "\x03\x04", ""),
 )
@@ -75,6 +78,8 @@ KEYS_TYPED = (
 def folder(tmp_path, monkeypatch):
     """Where the chat is started: a file, an editor, and no clipboard but the terminal's."""
     (tmp_path / "notes.txt").write_text("The secret is a heliotrope.\n")
+    (tmp_path / "with space").mkdir()
+    (tmp_path / "with space" / "in.txt").write_text("text")
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nprintf ", but edited" >> "$1"\n')
     editor.chmod(0o755)

@@ -327,4 +327,5 @@ def run(line: str, context: Context) -> Outcome:
     command = find(name)
     if rest and not command.argument:  # a pasted text that begins so must not end or clear anything
         raise UsageError(f"/{name} takes nothing behind it", 'a text that begins so can be sent between two """')
-    return command.run(context, "".join(rest))
+    argument = "".join(rest)
+    return command.run(context, attachments.unquoted(argument) if command.completes in ("file", "model") else argument)
