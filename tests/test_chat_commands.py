@@ -13,6 +13,7 @@ import sys
 import threading
 import types
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from fakes import FakeDecoder, fake_engine, says
@@ -33,6 +34,7 @@ from localllm.sizes import counted, size_text, turns_text
 from localllm.terminal import attachments, clipboard, commands, render
 from localllm.terminal.chat_ceiling import ChatCeiling
 from localllm.terminal.context_view import bar, context_view
+from localllm.terminal.toolbar import toolbar
 from localllm.terminal.why import why
 from localllm.values import ModelInfo, TurnStats
 
@@ -359,11 +361,28 @@ def test_the_rows_of_a_context_add_up(tokens, columns):
 @given(width=st.integers(1, 200), ceiling=st.none() | st.floats(1, 1e4), with_stats=st.booleans())
 def test_the_toolbar_fits_its_line(width, ceiling, with_stats):
     """What there is no room for is left out, the least important first."""
-    line = render.toolbar(INFO, 300, STATS if with_stats else None, ceiling, width)
-    assert len(line) <= width and "model".startswith(line[:5])
+    line = toolbar(INFO, 300, STATS if with_stats else None, ceiling, width)
+    assert len(line) <= width and (width < 5 or "model".startswith(line[:5]))
     if width > 120 and with_stats:
         assert "context 300/8,192 (4 %) · 50.0 tok/s" in line and "62 % of drafts" in line
         assert ("of the ceiling" in line) == (ceiling is not None)
+
+
+@given(
+    name=st.text("ab-.", min_size=1, max_size=60),
+    context=st.integers(1, 32_768),
+    cached=st.integers(0, 32_768),
+    decode_s=st.floats(0.05, 100),
+)
+def test_eighty_columns_hold_all_of_the_toolbar(name, context, cached, decode_s):
+    """And sixty a share of it: words go before parts, and the middle of a long name before either."""
+    info = replace(INFO, name=name, n_ctx=32_768)
+    stats = replace(STATS, context_tokens=context, cached_tokens=cached, decode_s=decode_s)
+    line = toolbar(info, context, stats, 4 * stats.decode_tok_s, 79)
+    assert len(line) <= 79 and line[0] == name[0] and line.split(" · ")[0][-1] == name[-1]
+    for part in (r"tok/s\W+25 %", f"{cached:,} cached", "62 % drafts", rf"{context:,}/32,768"):
+        assert re.search(part, line), line
+    assert re.search(r" · [\d.,]+ tok/s( \(\d+ %\)|, \d+ % of ceiling)? · [\d,]+ cached", toolbar(info, context, stats, 100, 59))
 
 
 def test_why_adds_up():

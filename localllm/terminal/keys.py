@@ -116,7 +116,7 @@ def new_prompt(
         enable_suspend=True,
         prompt_continuation="  ",
         bottom_toolbar=toolbar,
-        style=Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"}),
+        style=Style.from_dict({"bottom-toolbar": "noreverse dim"}),
     )
 
     def leave_room(app: Application[str]) -> None:

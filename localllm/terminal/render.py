@@ -318,25 +318,6 @@ def _rate(tokens: int, seconds: float) -> float | None:
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
-def toolbar(
-    info: ModelInfo, context_tokens: int, stats: TurnStats | None, ceiling_tok_s: float | None, width: int
-) -> str:
-    """One line under the input: the model, its context, and what the last answer had; as much as there is room for."""
-    share = 100 * context_tokens / info.n_ctx
-    used = f"{context_tokens:,}/{info.n_ctx:,} ({share:.0f} %)" if context_tokens else f"{info.n_ctx:,}"
-    parts = [info.name, f"context {used}"]
-    if stats is not None:
-        if stats.decode_tok_s is not None:
-            of_ceiling = f" ({100 * stats.decode_tok_s / ceiling_tok_s:.0f} % of the ceiling)" if ceiling_tok_s else ""
-            parts.append(f"{stats.decode_tok_s:,.1f} tok/s{of_ceiling}")
-        parts.append(f"{stats.cached_tokens:,} cached")
-        if stats.acceptance_rate is not None:
-            parts.append(f"{100 * stats.acceptance_rate:.0f} % of drafts accepted")
-    while len(parts) > 1 and len(" · ".join(parts)) > width:
-        parts.pop()
-    return " · ".join(parts)[:width]
-
-
 def shortened(text: str, width: int = 60) -> str:
     """The beginning of a text, in one line."""
     line = one_line(text[: 4 * width])

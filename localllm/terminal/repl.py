@@ -21,6 +21,7 @@ from localllm.terminal import attachments, commands, keys, render
 from localllm.terminal.chat_ceiling import ChatCeiling
 from localllm.terminal.line_settings import keys_unseen
 from localllm.terminal.safe import readable, safe
+from localllm.terminal.toolbar import toolbar
 from localllm.values import Event, TurnEnd, TurnStats, WhenFull
 
 _MIN_COLUMNS = 20  # in a narrower window our lines are folded by the terminal
@@ -236,7 +237,7 @@ class Repl:
         used, width = 0, render.columns(self._context.view.out) - 1
         with suppress(LocalLLMError):  # a template that fails is told with the next question
             used = chat.context_tokens
-        return render.toolbar(chat.engine.info, used, chat.last, ceiling, width)
+        return toolbar(chat.engine.info, used, chat.last, ceiling, width)
 
     def _say(self, text: str) -> None:
         """Lines of our own, told apart from the model's by being dim; folded between words."""
