@@ -382,7 +382,9 @@ def test_eighty_columns_hold_all_of_the_toolbar(name, context, cached, decode_s)
     assert len(line) <= 79 and line[0] == name[0] and line.split(" · ")[0][-1] == name[-1]
     for part in (r"tok/s\W+25 %", f"{cached:,} cached", "62 % drafts", rf"{context:,}/32,768"):
         assert re.search(part, line), line
-    assert re.search(r" · [\d.,]+ tok/s( \(\d+ %\)|, \d+ % of ceiling)? · [\d,]+ cached", toolbar(info, context, stats, 100, 59))
+    assert re.search(
+        r" · [\d.,]+ tok/s( \(\d+ %\)|, \d+ % of ceiling)? · [\d,]+ cached", toolbar(info, context, stats, 100, 59)
+    )
 
 
 def test_why_adds_up():

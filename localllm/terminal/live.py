@@ -93,13 +93,18 @@ def _folds_again() -> bool:
 class MarkdownWriter:
     """Takes the pieces of an answer and of its reasoning as they come; ``finish`` when there are no more.
 
-    ``draws`` False waits for the end. ``clock`` gives seconds.
+    ``draws`` False waits for the end. ``clock`` gives seconds. ``color`` and ``links`` are those of ``Page``.
     """
 
     def __init__(
-        self, screen: Screen, color: bool = True, draws: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        screen: Screen,
+        color: bool = True,
+        draws: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        links: bool = False,
     ) -> None:
-        self._screen, self._page, self._draws, self._clock = screen, Page(color), draws, clock
+        self._screen, self._page, self._draws, self._clock = screen, Page(color, links), draws, clock
         self._blocks = Blocks()
         self._is_first = True  # no block was finished yet
         self._next_s = 0.0

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, Protocol, TextIO, assert_never
 
 from localllm.sizes import counted
+from localllm.terminal.hyperlinks import opens_links
 from localllm.terminal.safe import one_line, safe
 from localllm.values import (
     ContextReason,
@@ -156,7 +157,8 @@ def _new_writer(view: View) -> _Writer:
         return _PlainWriter(view)
     from localllm.terminal.live import MarkdownWriter, Screen
 
-    return MarkdownWriter(Screen(view.out, lambda: size(view.out)), view.color, view.stream)
+    screen = Screen(view.out, lambda: size(view.out))
+    return MarkdownWriter(screen, view.color, view.stream, links=opens_links(os.environ))
 
 
 class _PlainWriter:
