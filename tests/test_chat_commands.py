@@ -34,6 +34,7 @@ from localllm.sizes import counted, size_text, turns_text
 from localllm.terminal import attachments, clipboard, commands, render
 from localllm.terminal.chat_ceiling import ChatCeiling
 from localllm.terminal.context_view import bar, context_view
+from localllm.terminal.folding import folded
 from localllm.terminal.toolbar import toolbar
 from localllm.terminal.why import why
 from localllm.values import ModelInfo, TurnStats
@@ -385,6 +386,24 @@ def test_eighty_columns_hold_all_of_the_toolbar(name, context, cached, decode_s)
     assert re.search(
         r" · [\d.,]+ tok/s( \(\d+ %\)|, \d+ % of ceiling)? · [\d,]+ cached", toolbar(info, context, stats, 100, 59)
     )
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_two_columns_stay_two_columns(columns):
+    """What /help and /stats say fits the window, and no second row of an entry looks like the next one."""
+    for text in (commands.help_text().partition("\n\n")[0], render.stats_summary(STATS, 8192)):
+        entries = text.split("\n")
+        rows = "\n".join(folded(line, columns) for line in entries).split("\n")
+        assert len(rows) > len(entries) - (columns == 80) and all(len(row) <= columns for row in rows)
+        assert [row.split()[0] for row in rows if row[0] != " "] == [line.split()[0] for line in entries]
+        if columns == 80:
+            assert len({re.match(r" *", row)[0] for row in rows if row[0] == " "}) == 1
+
+
+@given(st.text("ab ", max_size=200), st.integers(20, 100))
+def test_folding_loses_no_word(line, columns):
+    """Whatever the columns."""
+    assert "".join(folded(line, columns).split()) == "".join(line.split())
 
 
 def test_why_adds_up():
