@@ -394,10 +394,10 @@ def test_two_columns_stay_two_columns(columns):
     for text in (commands.help_text().partition("\n\n")[0], render.stats_summary(STATS, 8192)):
         entries = text.split("\n")
         rows = "\n".join(folded(line, columns) for line in entries).split("\n")
-        assert len(rows) > len(entries) - (columns == 80) and all(len(row) <= columns for row in rows)
+        assert all(len(row) <= columns for row in rows)
         assert [row.split()[0] for row in rows if row[0] != " "] == [line.split()[0] for line in entries]
         if columns == 80:
-            assert len({re.match(r" *", row)[0] for row in rows if row[0] == " "}) == 1
+            assert len({re.match(r" *", row)[0] for row in rows if row[0] == " "}) <= 1
 
 
 @given(st.text("ab ", max_size=200), st.integers(20, 100))
