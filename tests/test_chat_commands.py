@@ -464,6 +464,18 @@ def test_counting_a_file_can_be_stopped(tmp_path):
     assert not context.files
 
 
+def test_a_path_may_be_typed_in_quotes(tmp_path):
+    """As Tab writes it where it was begun so: /save, /load and /file mean the file without them."""
+    said = [Message("user", "a"), Message("assistant", "b")]
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(), said=said)
+    context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
+    path = tmp_path / "my talk.json"
+    commands.run(f'/save "{path}"', context)
+    assert path.is_file() and "1 question" in commands.run(f'/load "{path}"', context)
+    commands.run(f'/file "{path}"', context)
+    assert [file.name for file in context.files] == ["my talk.json"]
+
+
 @pytest.mark.parametrize("name", ["~nosuchuser/x.md", "x" * 300, "nosuch/x.json", ".", "a\0b"])
 def test_a_conversation_is_not_saved_where_that_cannot_be(name, tmp_path, monkeypatch):
     """A line says so."""
