@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 import tty
@@ -14,14 +15,16 @@ from pathlib import Path
 import pexpect
 import pytest
 from fakes import FakeDecoder, fake_engine, says
+from hypothesis import given
+from hypothesis import strategies as st
 from terminals import ENDLESS, PROGRAM, STATUS
 
 from localllm import Message, Sampling, Settings, TurnEnd
 from localllm.cancel import Cancel
 from localllm.errors import OutOfMemory, PromptTooLong, UsageError
 from localllm.session.chat import Chat
-from localllm.terminal import commands
-from localllm.terminal.keys import completions, is_complete, path_begun, unquoted
+from localllm.terminal import attachments, commands
+from localllm.terminal.keys import completions, is_complete, path_begun, path_written, unquoted
 from localllm.terminal.line_settings import line_settings_kept
 from localllm.terminal.render import View
 from localllm.terminal.repl import history_path
@@ -314,9 +317,30 @@ def test_completion_knows_models_commands_and_where_a_path_begins():
     assert [name for name, _ in completions("/set kv q", models)] == ["q8_0", "q4_0"]
     assert [name for name, _ in completions("/set cache ", models)] == ["true", "false", "default"]
     assert completions("/set temp 0", models) == completions("/set nothing ", models) == []
-    assert path_begun("/file ~/do") == "~/do" and path_begun("/save ") == ""
-    assert path_begun("compare @a.txt with @b") == "b" and path_begun("mail me@x") is None
-    assert path_begun("@a.txt ") is None and path_begun("/system @") == ""
+    assert path_begun("/file ~/do") == ("", "~/do") and path_begun("/save ") == ("", "")
+    assert path_begun("compare @a.txt with @b") == ("@", "b") and path_begun("mail me@x") is None
+    assert path_begun("@a.txt ") is None and path_begun("/system @") == ("@", "")
+    assert path_begun('see @"a b" and @"c d') == ('@"', "c d") and path_begun('/load "a b') == ('"', "a b")
+    assert path_begun("@a\n") is None and path_begun('@"a b"') is None
+
+
+@given(st.lists(st.text("ab .-", min_size=1, max_size=8).filter(lambda name: name.strip(".")), min_size=1, max_size=3))
+def test_a_completed_path_is_read_as_that_path(names):
+    """Whatever it is called: what Tab writes behind an @ or a command is taken for the file that it stands for."""
+    with tempfile.TemporaryDirectory() as folder:
+        *folders, name = names
+        file = Path(folder, *folders, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("text")
+        for opening in ("@", '@"', "", '"'):
+            written = path_written(opening, str(file))
+            folder_written = path_written(opening, f"{file.parent}/")
+            if opening.startswith("@"):
+                assert attachments.mentioned(f"see {written}")[0] == [str(file)]
+                assert path_begun(f"see {folder_written}")[1] == f"{file.parent}/"
+            else:
+                assert attachments.unquoted(written) == str(file)
+                assert path_begun(f"/file {folder_written}")[1] == f"{file.parent}/"
 
 
 def test_a_command_and_its_argument_may_be_separated_by_any_space():

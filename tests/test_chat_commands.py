@@ -6,11 +6,14 @@ import json
 import os
 import re
 import resource
+import shutil
 import stat
+import subprocess
 import sys
 import threading
 import types
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from fakes import FakeDecoder, fake_engine, says
@@ -31,6 +34,8 @@ from localllm.sizes import counted, size_text, turns_text
 from localllm.terminal import attachments, clipboard, commands, render
 from localllm.terminal.chat_ceiling import ChatCeiling
 from localllm.terminal.context_view import bar, context_view
+from localllm.terminal.folding import folded
+from localllm.terminal.toolbar import toolbar
 from localllm.terminal.why import why
 from localllm.values import ModelInfo, TurnStats
 
@@ -294,12 +299,52 @@ def test_the_systems_own_clipboard_is_preferred(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("COPIED", str(tmp_path / "copied"))
     out = io.StringIO()
-    assert clipboard.copy("Grüße", out) == "with xclip" and not out.getvalue()
+    assert clipboard.copy("Grüße", out) == "copied 5 characters with xclip" and not out.getvalue()
     assert (tmp_path / "copied").read_text() == "Grüße"
     monkeypatch.setenv("COPIED", str(tmp_path / "no" / "such"))
     assert "OSC 52" in clipboard.copy("Grüße", out) and out.getvalue().startswith("\x1b]52;c;")
     with pytest.raises(UsageError, match="more than a terminal takes"):
         clipboard.copy("x" * 100_000, out)
+
+
+@pytest.mark.parametrize("knows_w", [True, False])
+def test_tmux_gets_the_text_in_a_buffer(knows_w, tmp_path, monkeypatch):
+    """Only of that can be said that it is copied; an old tmux does not pass it on, so the terminal is asked as well."""
+    program = tmp_path / "tmux"
+    refuses = "" if knows_w else '[ "$2" = -w ] && exit 1\n'
+    program.write_text(f'#!/bin/sh\n{refuses}cat > "$COPIED"\n')
+    program.chmod(0o755)
+    for variable in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TMUX", "/tmp/tmux-1000/default,1,0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("COPIED", str(tmp_path / "copied"))
+    out = io.StringIO()
+    said = clipboard.copy("Grüße", out)
+    assert said.startswith("copied 5 characters to tmux") and "sent to the terminal" in said
+    assert (tmp_path / "copied").read_text() == "Grüße" and bool(out.getvalue()) != knows_w
+    assert clipboard.copy("x" * 100_000, out) == "copied 100,000 characters to tmux (prefix ] pastes them)"
+    assert len((tmp_path / "copied").read_text()) == 100_000
+    monkeypatch.setenv("COPIED", str(tmp_path / "no" / "such"))
+    assert (
+        clipboard.copy("Grüße", out).startswith("5 characters sent to the terminal") and "\x1bPtmux;" in out.getvalue()
+    )
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
+def test_a_tmux_as_it_is_by_default_can_paste(tmp_path, monkeypatch):
+    """The text is its newest buffer."""
+    tmux = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+    for variable in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"):
+        monkeypatch.delenv(variable, raising=False)
+    subprocess.run([*tmux, "new-session", "-d", "sleep 60"], check=True, timeout=30)
+    try:
+        monkeypatch.setenv("TMUX", f"{tmp_path / 'socket'},1,0")
+        assert clipboard.copy("Grüße\n-w", io.StringIO()).startswith("copied 8 characters to tmux")
+        shown = subprocess.run([*tmux, "show-buffer"], capture_output=True, check=True, timeout=30)
+        assert shown.stdout.decode() == "Grüße\n-w"
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=True, timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -381,11 +426,48 @@ def test_a_row_that_a_narrow_window_cuts_says_so():
 @given(width=st.integers(1, 200), ceiling=st.none() | st.floats(1, 1e4), with_stats=st.booleans())
 def test_the_toolbar_fits_its_line(width, ceiling, with_stats):
     """What there is no room for is left out, the least important first."""
-    line = render.toolbar(INFO, 300, STATS if with_stats else None, ceiling, width)
-    assert len(line) <= width and "model".startswith(line[:5])
+    line = toolbar(INFO, 300, STATS if with_stats else None, ceiling, width)
+    assert len(line) <= width and (width < 5 or "model".startswith(line[:5]))
     if width > 120 and with_stats:
         assert "context 300/8,192 (4 %) · 50.0 tok/s" in line and "62 % of drafts" in line
         assert ("of the ceiling" in line) == (ceiling is not None)
+
+
+@given(
+    name=st.text("ab-.", min_size=1, max_size=60),
+    context=st.integers(1, 32_768),
+    cached=st.integers(0, 32_768),
+    decode_s=st.floats(0.05, 100),
+)
+def test_eighty_columns_hold_all_of_the_toolbar(name, context, cached, decode_s):
+    """And sixty a share of it: words go before parts, and the middle of a long name before either."""
+    info = replace(INFO, name=name, n_ctx=32_768)
+    stats = replace(STATS, context_tokens=context, cached_tokens=cached, decode_s=decode_s)
+    line = toolbar(info, context, stats, 4 * stats.decode_tok_s, 79)
+    assert len(line) <= 79 and line[0] == name[0] and line.split(" · ")[0][-1] == name[-1]
+    for part in (r"tok/s\W+25 %", f"{cached:,} cached", "62 % drafts", rf"{context:,}/32,768"):
+        assert re.search(part, line), line
+    assert re.search(
+        r" · [\d.,]+ tok/s( \(\d+ %\)|, \d+ % of ceiling)? · [\d,]+ cached", toolbar(info, context, stats, 100, 59)
+    )
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_two_columns_stay_two_columns(columns):
+    """What /help and /stats say fits the window, and no second row of an entry looks like the next one."""
+    for text in (commands.help_text().partition("\n\n")[0], render.stats_summary(STATS, 8192)):
+        entries = text.split("\n")
+        rows = "\n".join(folded(line, columns) for line in entries).split("\n")
+        assert all(len(row) <= columns for row in rows)
+        assert [row.split()[0] for row in rows if row[0] != " "] == [line.split()[0] for line in entries]
+        if columns == 80:
+            assert len({re.match(r" *", row)[0] for row in rows if row[0] == " "}) <= 1
+
+
+@given(st.text("ab ", max_size=200), st.integers(20, 100))
+def test_folding_loses_no_word(line, columns):
+    """Whatever the columns."""
+    assert "".join(folded(line, columns).split()) == "".join(line.split())
 
 
 def test_why_adds_up():
@@ -444,6 +526,18 @@ def test_counting_a_file_can_be_stopped(tmp_path):
     with pytest.raises(Cancelled):
         commands.run(f"/file {tmp_path / 'a.txt'}", context)
     assert not context.files
+
+
+def test_a_path_may_be_typed_in_quotes(tmp_path):
+    """As Tab writes it where it was begun so: /save, /load and /file mean the file without them."""
+    said = [Message("user", "a"), Message("assistant", "b")]
+    chat = Chat(fake_engine(FakeDecoder(says(b"fine"))), lambda _: Sampling(), said=said)
+    context = commands.Context(chat, render.View(io.StringIO(), io.StringIO()), None, None, None)
+    path = tmp_path / "my talk.json"
+    commands.run(f'/save "{path}"', context)
+    assert path.is_file() and "1 question" in commands.run(f'/load "{path}"', context)
+    commands.run(f'/file "{path}"', context)
+    assert [file.name for file in context.files] == ["my talk.json"]
 
 
 @pytest.mark.parametrize("name", ["~nosuchuser/x.md", "x" * 300, "nosuch/x.json", ".", "a\0b"])
@@ -517,11 +611,11 @@ def test_the_clipboard_outlives_the_next_ctrl_c(tmp_path, monkeypatch):
     program = tmp_path / "xclip"
     program.write_text(f"#!{sys.executable}\nimport os, sys\nsys.exit(os.getsid(0) != os.getpid())\n")
     program.chmod(0o755)
-    for variable in ("WAYLAND_DISPLAY", "WSL_DISTRO_NAME"):
+    for variable in ("WAYLAND_DISPLAY", "WSL_DISTRO_NAME", "TMUX"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert clipboard.copy("text", io.StringIO()) == "with xclip"
+    assert clipboard.copy("text", io.StringIO()) == "copied 4 characters with xclip"
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,16 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path
 
+import pexpect
 import pytest
 from gguf_files import text, tiny
+from hypothesis import given
+from hypothesis import strategies as st
 from servers import COMMIT, Site, serving
 
 from localllm.models.catalog import HubSource, load_catalog
 from localllm.models.gguf import read_header
+from localllm.terminal import folding
 
 MODEL = tiny().file()
 SPEC = load_catalog()["qwen2.5-coder-0.5b"]  # its checksum is not known, so any file will do
@@ -279,3 +283,46 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:  # Linux says so when the other side is closed
         return b""
+
+
+CELLS = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=30)
+
+
+@given(
+    st.integers(2, 7).flatmap(lambda n: st.lists(st.tuples(*[CELLS] * n), min_size=1, max_size=6)), st.integers(10, 90)
+)
+def test_a_table_fits_its_window_and_a_pipe_gets_all_of_it(rows, columns):
+    """One line for each row, whatever the width; what is left out are whole columns from the end, or the last's end."""
+    whole = folding.table(rows, None)
+    assert [line.split() for line in whole] == [list(row) for row in rows]
+    lines = folding.table(rows, columns)
+    assert len(lines) == len(rows) and all(len(line) <= columns for line in lines)
+    assert all(all_of_it.startswith(line.rstrip("…").rstrip()) for line, all_of_it in zip(lines, whole, strict=True))
+
+
+def test_a_narrow_table_does_without_what_is_spare():
+    """In the order of its names, and only as far as it must."""
+    rows = [("hardware", "memory", "rate", "computed"), ("card", "24 GB", "48 tok/s", "936 GB/s ÷ 19 GB")]
+    for columns, names in [(60, "hardware memory rate computed"), (30, "hardware memory rate"), (20, "hardware rate")]:
+        assert folding.table(rows, columns, ("computed", "memory"))[0].split() == names.split()
+        assert "…" not in folding.table(rows, columns, ("computed", "memory"))[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list",),
+        ("show", "qwen3-32b"),
+        ("ceiling", "qwen3-32b", "--gpu", "RTX 3090", "--ctx", "32768", "--why"),
+        ("ceiling", "qwen3-8b", "--all-gpus"),
+    ],
+)
+@pytest.mark.parametrize("columns", [60, 80])
+def test_what_is_listed_fits_a_terminal(arguments, columns):
+    """No row is broken by it, so that each line can be told from the next."""
+    program, *rest = PROGRAM
+    child = pexpect.spawn(program, [*rest, *arguments], dimensions=(50, columns), timeout=60, encoding="utf-8")
+    lines = child.read().split("\r\n")
+    child.close()
+    assert child.exitstatus == 0 and len(lines) > 5
+    assert [line for line in lines if len(line) > columns] == []

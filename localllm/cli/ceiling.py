@@ -13,6 +13,7 @@ import typer
 
 from localllm import sizes
 from localllm.cli import options, plots
+from localllm.cli.models import window
 from localllm.errors import UsageError
 from localllm.terminal.safe import one_line
 from localllm.values import KvType
@@ -196,11 +197,12 @@ def _print(
     """The answer for a person: the table, then what else was asked for."""
     from localllm.terminal import ceiling_view
 
-    typer.echo(ceiling_view.as_text(subject, question, results, _advice(subject, results, question), notes))
+    columns = window()
+    typer.echo(ceiling_view.as_text(subject, question, results, _advice(subject, results, question), notes, columns))
     if chart:
         typer.echo("\n" + plots.as_text(chart))
     for result in results if why else ():
-        typer.echo("\n" + ceiling_view.why(subject, question, result))
+        typer.echo("\n" + ceiling_view.in_window(ceiling_view.why(subject, question, result), columns))
 
 
 def _question(ctx: int | None, users: int, prompt: int | None, output: int | None, acceptance: float) -> "Question":
@@ -332,7 +334,8 @@ def _overview(question: "Question", measure: bool, kv: KvType, as_json: bool) ->
     found = [*here.models(machine, question, kv)]
     notes += [row.message for row in found if isinstance(row, LocalLLMError)]
     rows = [row for row in found if not isinstance(row, LocalLLMError)]
-    return ceiling_view.overview(machine, rows, question, here.bandwidths() if measure else {}, notes, as_json)
+    by_threads = here.bandwidths() if measure else {}
+    return ceiling_view.overview(machine, rows, question, by_threads, notes, as_json, window())
 
 
 def _explained(
@@ -358,7 +361,8 @@ def _explained(
         subject = subjects.named(reference, 0, kv) if reference else subjects.of_bench(result, kv)
         shares = explain.explain(result.tok_s, subject.workload, result.depth, device.bandwidth_gb_s)
         told.append((device, subject, result, shares))
-    return ceiling_view.explained(told, as_json)
+    explained = ceiling_view.explained(told, as_json)
+    return explained if as_json else ceiling_view.in_window(explained, window())
 
 
 def _advice(subject: "Subject", results: "Sequence[Result]", question: "Question") -> list[str]:

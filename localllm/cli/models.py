@@ -1,5 +1,6 @@
 """``localllm list``, ``pull`` and ``rm``: which models there are, fetching them, and removing them again."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from localllm.models.store import LocalModel
 
 _HEADER = ("NAME", "SIZE", "QUANT", "HERE", "FITS", "DRAFT", "FROM")
+_COLUMNS = 80  # of a terminal that does not tell
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -197,14 +199,21 @@ def _entries(catalog: "Catalog", machine: "Capacity") -> Iterator[_Entry]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines with columns as wide as they need to be; a terminal that is too narrow loses the end of the last."""
-    import shutil
-
+    """Lines with columns as wide as they need to be; a terminal that is too narrow loses the end of the last ones."""
+    from localllm.terminal import folding
     from localllm.terminal.safe import one_line
 
-    cells = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row in cells:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        yield line if room is None or len(line) <= room else line[: room - 1] + "…"
+    yield from folding.table([[one_line(cell) for cell in row] for row in rows], window())
+
+
+def window() -> int | None:
+    """The columns of the terminal on stdout; None where it is a pipe or a file, which gets all.
+
+    $COLUMNS does not count: where a shell exports it, it tells how wide the window once was.
+    """
+    if not sys.stdout.isatty():
+        return None
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _COLUMNS
+    except OSError:
+        return _COLUMNS

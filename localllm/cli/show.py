@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.models import Json, address
+from localllm.cli.models import Json, address, window
 
 if TYPE_CHECKING:
     from localllm.app import Capacity
@@ -35,6 +35,7 @@ def show(
     from localllm.models.catalog import full_catalog
     from localllm.models.gguf import read_header, read_metadata
     from localllm.models.store import find, missing
+    from localllm.terminal.folding import folded
     from localllm.terminal.safe import safe
 
     catalog = full_catalog()
@@ -51,8 +52,10 @@ def show(
         document: Facts = {**sections, "chat_template": template or None}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
+    columns = window()
     for title, facts in sections.items():
-        sys.stdout.write("".join(safe(line) + "\n" for line in _lines(title, facts)))
+        for line in map(safe, _lines(title, facts)):
+            sys.stdout.write((folded(line, columns) if columns else line) + "\n")
     if template:
         sys.stdout.write(f"chat template\n{safe(template)}\n")
 

@@ -31,6 +31,11 @@ def path_of(name: str) -> Path:
     return Path(os.path.expanduser(name))  # noqa: PTH111  # Path.expanduser raises where there is no home
 
 
+def unquoted(name: str) -> str:
+    """A path without the quotes that it may be typed in."""
+    return name[1:-1] if len(name) > 2 and name[0] == name[-1] == '"' else name
+
+
 def read(name: str, cancel: Cancel) -> Attachment:
     """Read a text file. Raises UsageError where it cannot be read, is too large or holds no text; Cancelled."""
     path = path_of(name)

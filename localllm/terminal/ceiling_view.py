@@ -12,10 +12,12 @@ from localllm.ceiling.hardware import Hardware
 from localllm.ceiling.machine import Machine
 from localllm.ceiling.roofline import GB
 from localllm.sizes import GIB
+from localllm.terminal.folding import folded, table
 from localllm.terminal.render import dumps
 from localllm.terminal.safe import one_line
 
 Object = dict[str, object]
+_SPARE = ("computed", "usable memory", "streamed")  # columns that a narrow window can do without; --why tells them
 _FITS = {True: "yes", False: "no", None: "unknown"}
 
 
@@ -99,9 +101,17 @@ def _speculation(result: Result) -> Object | None:
 
 
 def as_text(
-    subject: Subject, question: Question, results: Sequence[Result], advice: Sequence[str], notes: Sequence[str]
+    subject: Subject,
+    question: Question,
+    results: Sequence[Result],
+    advice: Sequence[str],
+    notes: Sequence[str],
+    columns: int | None = None,
 ) -> str:
-    """A table with a line for each device and depth, then what else was asked, advice and notes."""
+    """A table with a line for each device and depth, then what else was asked, advice and notes.
+
+    ``columns`` are those of a window, in which the least of the table is left out and all else folded.
+    """
     head = ("hardware", "usable memory", "fits", "depth", "ceiling", "expected", "computed")
     rows = [head, *(row for result in results for row in _rows(subject, result))]
     if not question.ctx:
@@ -111,7 +121,7 @@ def as_text(
     lines = [
         one_line(_title(subject, question)),
         "",
-        *(aligned(rows) if results else ["none of this hardware holds it"]),
+        *(table(rows, columns, _SPARE) if results else ["none of this hardware holds it"]),
     ]
     for result in results:
         told = [*_more(subject, question, result)]
@@ -119,13 +129,15 @@ def as_text(
             lines += ["", *([f"{result.machine.name}:"] if len(results) > 1 else []), *told]
     if advice:
         lines += ["", "what would help:", *(f"- {line}" for line in advice)]
-    return "\n".join([*lines, "", *notes])
+    left_out = [name for name in _SPARE if results and name in rows[0] and name not in lines[2]]
+    if left_out:
+        notes = [*notes, f"a wider window shows more: {' and '.join(left_out)}; so does --why"]
+    return in_window("\n".join([*lines, "", *notes]), columns)
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows of a table as lines, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+def in_window(text: str, columns: int | None) -> str:
+    """Its lines folded; None is a pipe, which gets them as they are."""
+    return text if columns is None else "\n".join(folded(line, columns) for line in text.split("\n"))
 
 
 def _title(subject: Subject, question: Question) -> str:
@@ -230,6 +242,7 @@ def overview(
     by_threads: Mapping[int, float],
     notes: Sequence[str],
     as_json: bool,
+    columns: int | None = None,
 ) -> str:
     """A machine, and each model on its disk: ceiling, expected, measured."""
     if as_json:
@@ -241,8 +254,8 @@ def overview(
     lines += [
         f"  {count} thread{'s' if count > 1 else ''}: {figure(value)} GB/s" for count, value in by_threads.items()
     ]
-    table = [("model", "streamed", "fits", "ceiling", "expected", "measured")]
-    table += [
+    cells = [("model", "streamed", "fits", "ceiling", "expected", "measured")]
+    cells += [
         (
             one_line(subject.name or ""),
             gb(subject.workload.streamed_bytes),
@@ -254,9 +267,11 @@ def overview(
         for subject, result in rows
     ]
     if not rows:
-        return "\n".join([*lines, "", *map(one_line, notes), "no model is on this disk yet: localllm pull NAME"])
+        lines += ["", *map(one_line, notes), "no model is on this disk yet: localllm pull NAME"]
+        return in_window("\n".join(lines), columns)
     hint = "localllm ceiling NAME --measure measures a model, and teaches what to expect of the others"
-    return "\n".join([*lines, "", *aligned(table), "", *(one_line(note) for note in notes), hint])
+    shown = [*lines, "", *table(cells, columns, _SPARE), "", *(one_line(note) for note in notes), hint]
+    return in_window("\n".join(shown), columns)
 
 
 def _memory(machine: Machine) -> str:

@@ -1,4 +1,4 @@
-"""Putting text on the clipboard: with the system's own program, or by asking the terminal (OSC 52).
+"""Putting text on the clipboard: with the system's own program, tmux's, or by asking the terminal (OSC 52).
 
 A terminal at the other end of ssh has a clipboard that no program here can reach; it is asked for in the text itself.
 """
@@ -17,18 +17,39 @@ _TIMEOUT_S = 3.0
 
 
 def copy(text: str, out: TextIO) -> str:
-    """Put ``text`` on the clipboard; returns how. ``out`` is the terminal. Raises UsageError where nothing can."""
-    if (command := _program()) and _given_to(command, text):
-        return f"with {command[0]}"
-    data = text.encode("utf-8", "replace")
-    if len(data) > _MOST_OSC_BYTES:
+    """Put ``text`` on every clipboard that can be reached; returns what was done.
+
+    ``out`` is the terminal, which is asked where there is no other: it does not say whether it obeys. Raises UsageError
+    where nothing takes the text.
+    """
+    data, size = text.encode("utf-8", "replace"), f"{len(text):,} characters"
+    fits = len(data) <= _MOST_OSC_BYTES
+    in_tmux, sent = _to_tmux(data, pass_on=fits)
+    places = ["to tmux (prefix ] pastes them)"] if in_tmux else []
+    if (command := _program()) and _given_to(command, data):
+        return f"copied {size} {' and '.join([f'with {command[0]}', *places])}"
+    if fits and not sent:
+        out.write(_osc52(data, os.environ))
+        out.flush()
+    if not fits and not places:
         raise UsageError(
             f"{len(data):,} bytes are more than a terminal takes for its clipboard",
             "install wl-copy, xclip or xsel, or write them to a file with /save",
         )
-    out.write(_osc52(data, os.environ))
-    out.flush()
-    return "by way of the terminal (OSC 52; some have to be told to allow it)"
+    asked = ["sent to the terminal (OSC 52; some have to be told to allow it)"] if fits else []
+    return " ".join(["copied" * bool(places), size, " and ".join([*places, *asked])]).lstrip()
+
+
+def _to_tmux(data: bytes, pass_on: bool) -> tuple[bool, bool]:
+    """Whether tmux, if we are in it, has the text in a buffer, and whether it asked the terminal outside as well.
+
+    As tmux is set by default, it takes no such request from a program inside; its own (-w) it makes since 3.2.
+    """
+    if not os.environ.get("TMUX"):
+        return False, False
+    if pass_on and _given_to(["tmux", "load-buffer", "-w", "-"], data):
+        return True, True
+    return _given_to(["tmux", "load-buffer", "-"], data), False
 
 
 def _program() -> list[str] | None:
@@ -45,12 +66,12 @@ def _program() -> list[str] | None:
     return next((command for command in candidates if shutil.which(command[0])), None)
 
 
-def _given_to(command: list[str], text: str) -> bool:
+def _given_to(command: list[str], data: bytes) -> bool:
     try:
         # xclip stays in the background to serve the clipboard: it must hold no pipes of ours, nor get a Ctrl-C.
         done = subprocess.run(
             command,
-            input=text.encode("utf-8", "replace"),
+            input=data,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=_TIMEOUT_S,

@@ -192,8 +192,7 @@ def described(chat: Chat, file: attachments.Attachment, cancel: Cancel) -> str:
 
 
 def _copy(context: Context, _: str) -> str:
-    text = _last_answer(context)
-    return f"copied {len(text):,} characters {clipboard.copy(text, context.view.out)}"
+    return clipboard.copy(_last_answer(context), context.view.out)
 
 
 def _save(context: Context, argument: str) -> str:
@@ -335,4 +334,5 @@ def run(line: str, context: Context) -> Outcome:
     command = find(name)
     if rest and not command.argument:  # a pasted text that begins so must not end or clear anything
         raise UsageError(f"/{name} takes nothing behind it", _AS_TEXT)
-    return command.run(context, "".join(rest).rstrip())
+    argument = "".join(rest).rstrip()
+    return command.run(context, attachments.unquoted(argument) if command.completes in ("file", "model") else argument)

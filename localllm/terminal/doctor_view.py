@@ -3,11 +3,11 @@
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from localllm.doctor.finding import Finding, Status, ok, warning
+from localllm.terminal.folding import hanging
 from localllm.terminal.render import columns, wants_color
 from localllm.terminal.safe import one_line
 
@@ -19,13 +19,12 @@ _MANY_COLORS = ("truecolor", "24bit")
 
 def line(finding: Finding) -> str:
     """A finding as a person reads it, folded in a terminal; its advice is a line of its own, to be copied as it is."""
-    status, text, indent = f"{finding.status:8}", one_line(finding.text), " " * (_WIDTH + 10)
+    status, text, indent = f"{finding.status:8}", one_line(finding.text), _WIDTH + 10
     if sys.stdout.isatty():
-        room = max(columns(sys.stdout) - len(indent), _NARROW // 2)
-        text = f"\n{indent}".join(textwrap.wrap(text, room))
+        text = hanging(text, columns(sys.stdout), indent)
         status = f"\x1b[{_COLORS[finding.status]}m{status}\x1b[0m" if wants_color() else status
     line = f"{status} {finding.name:{_WIDTH}} {text}"
-    return f"{line}\n{indent}-> {one_line(finding.advice)}" if finding.advice else line
+    return f"{line}\n{' ' * indent}-> {one_line(finding.advice)}" if finding.advice else line
 
 
 def summary(findings: Sequence[Finding]) -> str:

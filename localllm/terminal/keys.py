@@ -1,13 +1,20 @@
 """The input line: what the keys do and when a text is complete. Handlers are thin, the rules pure functions."""
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import get_app, run_in_terminal
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.application import Application, get_app, run_in_terminal
+from prompt_toolkit.completion import (
+    CompleteEvent,
+    Completer,
+    Completion,
+    PathCompleter,
+    get_common_complete_suffix,
+)
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.formatted_text import AnyFormattedText
@@ -28,6 +35,8 @@ Leaving = Callable[[Callable[[], None]], AbstractContextManager[Sequence[int]]]
 """A block that signals end by calling what it is given; what came of them meanwhile."""
 
 _QUOTES = '"""'
+_MENU_ROWS = 8
+_MENTION_BEGUN = re.compile(r'(?<!\S)(@"(?=[^"\n]*\Z)|@(?=\S*\Z))(.*)\Z')
 
 
 def is_complete(text: str) -> bool:
@@ -69,13 +78,23 @@ def completions(text: str, models: Callable[[], Sequence[str]]) -> list[tuple[st
     return []
 
 
-def path_begun(text: str) -> str | None:
-    """The beginning of a path at the end of ``text``: the argument of a command that takes one, or behind an @."""
+def path_begun(text: str) -> tuple[str, str] | None:
+    """The beginning of a path at the end of ``text``, and what stands before it: ``@``, a quote, both, or nothing.
+
+    It is the argument of a command that takes one, or behind an @.
+    """
     name, space, argument = text.removeprefix("/").partition(" ")
     if text.startswith("/") and space and _completed_with(name) in ("file", "model"):
-        return argument
-    word = text.split()[-1] if text and not text[-1].isspace() else ""
-    return word[1:] if word.startswith("@") else None
+        return ('"', argument[1:]) if argument.startswith('"') else ("", argument)
+    found = _MENTION_BEGUN.search(text)
+    return (found[1], found[2]) if found else None
+
+
+def path_written(opening: str, path: str) -> str:
+    """A path as it is read again behind that ``opening``: in quotes where it must be, closed behind a file."""
+    if opening == "@" and any(char.isspace() for char in path):
+        opening = '@"'
+    return opening + path + ('"' if opening.endswith('"') and not path.endswith("/") else "")
 
 
 def _completed_with(name: str) -> str:
@@ -94,7 +113,7 @@ def new_prompt(
     gives the line under it.
     """
     logging.getLogger("asyncio").disabled = True  # it would complain, at length, of a terminal that is gone
-    return PromptSession(
+    session: PromptSession[str] = PromptSession(
         history=_History(str(history_file)) if history_file else InMemoryHistory(),
         completer=_Completer(models),
         complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
@@ -103,10 +122,16 @@ def new_prompt(
         enable_open_in_editor=False,
         enable_suspend=True,
         prompt_continuation="  ",
-        reserve_space_for_menu=4,
         bottom_toolbar=toolbar,
-        style=Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"}),
+        style=Style.from_dict({"bottom-toolbar": "noreverse dim"}),
     )
+
+    def leave_room(app: Application[str]) -> None:
+        """For the menu, while there is or soon will be one; a small window would have room for nothing else."""
+        session.reserve_space_for_menu = 1 + min(_MENU_ROWS, app.output.get_size().rows // 3)
+
+    session.app.before_render += leave_room
+    return session
 
 
 def type_ahead(prompt: "PromptSession[str]", typed: str) -> None:
@@ -146,9 +171,12 @@ class _Completer(Completer):
         word = text.rpartition(" ")[2]
         for name, help_text in completions(text, self._models):
             yield Completion(name, start_position=-len(word), display_meta=help_text)
-        begun = path_begun(text)
-        if begun is not None:
-            yield from self._paths.get_completions(Document(begun), complete_event)
+        if (begun := path_begun(text)) is None:
+            return
+        opening, path = begun
+        for found in self._paths.get_completions(Document(path), complete_event):
+            whole = path + found.text + "/" * found.display_text.endswith("/")
+            yield Completion(path_written(opening, whole), -len(opening + path), found.display)
 
 
 class _History(FileHistory):
@@ -181,6 +209,23 @@ def _bindings(say: Callable[[str], None]) -> KeyBindings:
     @bindings.add("escape", "enter", filter=typing)
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    @bindings.add("tab", filter=typing)
+    def _complete(event: KeyPressEvent) -> None:
+        """The only candidate at once, though typing fast leaves the menu still to come; else what all have, or it."""
+        buffer, state = event.current_buffer, event.current_buffer.complete_state
+        if state and state.complete_index is not None:
+            buffer.complete_next()
+            return
+        candidates = [*buffer.completer.get_completions(buffer.document, CompleteEvent(completion_requested=True))]
+        if len(candidates) == 1:
+            buffer.apply_completion(candidates[0])
+        elif common := get_common_complete_suffix(buffer.document, candidates):
+            buffer.insert_text(common)
+        elif state:
+            buffer.complete_next()
+        else:
+            buffer.start_completion()
 
     @bindings.add("c-g", filter=typing)
     async def _editor(event: KeyPressEvent) -> None:

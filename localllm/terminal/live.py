@@ -128,6 +128,8 @@ class _Stops:
 
     def _note(self, _signal: int, _frame: FrameType | None) -> None:
         self.wanted = True
+
+
 def _shared(shown: list[Row], rows: list[Row]) -> int:
     """With how many rows both begin."""
     return next((at for at, (a, b) in enumerate(zip(shown, rows, strict=False)) if a != b), min(len(shown), len(rows)))
@@ -138,6 +140,7 @@ class MarkdownWriter:
 
     ``draws`` False waits for the end. ``clock`` gives seconds. An answer that was ``begun`` before goes on with the
     first row that is not what was shown then: it is not drawn again, but its text says how to read what comes.
+    ``color`` and ``links`` are those of ``Page``.
     """
 
     def __init__(
@@ -147,8 +150,9 @@ class MarkdownWriter:
         draws: bool = True,
         begun: Begun = _NOTHING,
         clock: Callable[[], float] = time.monotonic,
+        links: bool = False,
     ) -> None:
-        self._screen, self._page, self._draws, self._clock = screen, Page(color), draws, clock
+        self._screen, self._page, self._draws, self._clock = screen, Page(color, links), draws, clock
         self._blocks = Blocks()
         self._stops = _Stops()
         self._is_first = True  # no block was finished yet

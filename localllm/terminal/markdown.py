@@ -1,15 +1,18 @@
 """How Markdown looks in a terminal: source -> tokens -> rows of text with ANSI attributes.
 
 Knows markdown-it, rich and pygments, which only a terminal that shows Markdown loads. Does not know what is on the
-screen already. Colours are those of the terminal's own palette, so that they suit dark and light backgrounds.
+screen already. Colours are those two of the terminal's own palette that can be read on black and on white: blue is too
+dark for the one, green, yellow and cyan are too light for the other.
 Nothing is hidden: HTML, images and link targets are shown as text, and a link's definition is a line like any other.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from functools import lru_cache
 from io import StringIO
 from typing import NamedTuple
+from zlib import crc32
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
@@ -37,8 +40,9 @@ _THEME = Theme(
     {
         "markdown.h1": "bold underline",
         **{f"markdown.h{level}": "bold" for level in (2, 3, 4, 5, 6)},
-        "markdown.code": "bold cyan",
+        "markdown.code": "bold magenta",
         "markdown.u": "underline",
+        "markdown.link_url": "none",
         "markdown.block_quote": "none",
         "markdown.table.border": "dim",
     }
@@ -48,17 +52,17 @@ _CODE_THEME = ANSISyntaxTheme(
         kinds.Comment: Style.parse("dim"),
         kinds.Keyword: Style.parse("magenta"),
         kinds.Operator.Word: Style.parse("magenta"),
-        kinds.Name.Builtin: Style.parse("cyan"),
-        kinds.Name.Class: Style.parse("cyan"),
-        kinds.Name.Decorator: Style.parse("cyan"),
-        kinds.Name.Function: Style.parse("cyan"),
-        kinds.Name.Tag: Style.parse("cyan"),
-        kinds.Number: Style.parse("blue"),
-        kinds.String: Style.parse("green"),
+        kinds.Name.Builtin: Style.parse("bold"),
+        kinds.Name.Class: Style.parse("bold"),
+        kinds.Name.Decorator: Style.parse("bold"),
+        kinds.Name.Function: Style.parse("bold"),
+        kinds.Name.Tag: Style.parse("bold"),
+        kinds.Number: Style.parse("red"),
+        kinds.String: Style.parse("red"),
         kinds.Generic.Deleted: Style.parse("red"),
-        kinds.Generic.Inserted: Style.parse("green"),
+        kinds.Generic.Inserted: Style.parse("bold"),
         kinds.Generic.Heading: Style.parse("bold"),
-        kinds.Generic.Subheading: Style.parse("cyan"),
+        kinds.Generic.Subheading: Style.parse("magenta"),
     }
 )
 _PART_LINES, _MAX_PART_LINES, _AHEAD_LINES = 8, 64, 8
@@ -105,6 +109,8 @@ _LANGUAGES = frozenset(
     ]
 )
 
+_CAN_BE_OPENED = re.compile(r"(https?://|mailto:)[!-~]{1,2000}")  # VTE takes no more
+
 Kind = tuple[str, ...]  # how pygments calls a piece of code: Name, Function
 
 
@@ -116,10 +122,13 @@ class Row(NamedTuple):
 
 
 class Page:
-    """Renders in one style. ``color`` False keeps bold and underlined text, but no colour (NO_COLOR)."""
+    """Renders in one style. ``color`` False keeps bold and underlined text, but no colour (NO_COLOR).
 
-    def __init__(self, color: bool = True) -> None:
-        self._color = color
+    ``links`` True makes addresses what a terminal can open (OSC 8): never under another name, as a model can write one.
+    """
+
+    def __init__(self, color: bool = True, links: bool = False) -> None:
+        self._color, self._links = color, links
         self.console = Console(
             file=StringIO(), force_terminal=True, color_system="standard", no_color=not color, theme=_THEME, width=80
         )
@@ -146,10 +155,16 @@ class Page:
             parts.pop()
         if parts:
             parts[-1] = Segment(last, parts[-1].style)
-        text = "".join(
-            style.render(text, color_system=ColorSystem.STANDARD) if style else text for text, style, _ in parts
-        )
+        text = "".join(self._drawn(text, style) if style else text for text, style, _ in parts)
         return Row(text, sum(part.cell_length for part in parts))
+
+    def _drawn(self, text: str, style: Style) -> str:
+        """On each row a link is one by itself; the same number tells terminals that rows belong together."""
+        address = style.link or ""
+        drawn = (style.update_link(None) if address else style).render(text, color_system=ColorSystem.STANDARD)
+        if not (self._links and _CAN_BE_OPENED.fullmatch(address)):
+            return drawn
+        return f"\x1b]8;id={crc32(address.encode())};{address}\x1b\\{drawn}\x1b]8;;\x1b\\"
 
 
 def _holds_blocks(tokens: list[Token]) -> bool:
@@ -183,7 +198,7 @@ def parse(source: str) -> list[Token]:
 
 
 def _as_text(children: Sequence[Token]) -> Iterator[Token]:
-    opened = 0
+    link, begun = Token("link_open", "a", 1), 0
     for index, token in enumerate(children):
         match token.type:
             case "softbreak":  # verses and addresses; models do not fold their lines
@@ -191,15 +206,23 @@ def _as_text(children: Sequence[Token]) -> Iterator[Token]:
             case "image":
                 yield _text(f"[image: {token.content}] ({token.attrs['src']})")
             case "link_open":
-                opened = index
+                link, begun = token, index
+                if _shows_its_target(children[index:]):
+                    yield token
+            case "link_close" if _shows_its_target(children[begun:]):
+                yield token
             case "link_close":
-                target = str(children[opened].attrs["href"])
-                shown = "".join(child.content for child in children[opened:index])
-                if target.removeprefix("mailto:") != shown:
-                    yield from (_text(" ("), Token("u_open", "u", 1), _text(target), Token("u_close", "u", -1))
-                    yield _text(")")
+                address = _text(str(link.attrs["href"]))
+                yield from (_text(" ("), link, Token("u_open", "u", 1), address, Token("u_close", "u", -1), token)
+                yield _text(")")
             case _:
                 yield token
+
+
+def _shows_its_target(link: Sequence[Token]) -> bool:
+    """Whether the link that ``link`` begins with says where it leads."""
+    end = next(index for index, token in enumerate(link) if token.type == "link_close")
+    return str(link[0].attrs["href"]).removeprefix("mailto:") == "".join(token.content for token in link[:end])
 
 
 def _text(content: str) -> Token:
@@ -236,7 +259,7 @@ class _List(rich_markdown.ListElement):
 def _hanging(
     marker: str, padding: str, content: Renderables, console: Console, options: ConsoleOptions
 ) -> Iterator[Segment]:
-    style, width = Style(color="cyan"), options.max_width - len(marker)
+    style, width = Style(color="magenta"), options.max_width - len(marker)
     if width < _MIN_COLUMNS:  # it is not squeezed any further
         marker, padding, width = f"{marker}\n", "", options.max_width
     for index, line in enumerate(console.render_lines(content, options.update(width=width), pad=False) or [[]]):

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, Protocol, TextIO, assert_never
 
 from localllm.sizes import counted
+from localllm.terminal.hyperlinks import opens_links
 from localllm.terminal.safe import one_line, safe
 from localllm.values import (
     Begun,
@@ -160,7 +161,8 @@ def _new_writer(view: View, begun: Begun) -> _Writer:
         return _PlainWriter(view)
     from localllm.terminal.live import MarkdownWriter, Screen
 
-    return MarkdownWriter(Screen(view.out, lambda: size(view.out)), view.color, view.stream, begun)
+    screen = Screen(view.out, lambda: size(view.out))
+    return MarkdownWriter(screen, view.color, view.stream, begun, links=opens_links(os.environ))
 
 
 class _PlainWriter:
@@ -320,25 +322,6 @@ def session_summary(turns: Sequence[TurnStats]) -> str:
 
 def _rate(tokens: int, seconds: float) -> float | None:
     return tokens / seconds if tokens > 0 and seconds > 0 else None
-
-
-def toolbar(
-    info: ModelInfo, context_tokens: int, stats: TurnStats | None, ceiling_tok_s: float | None, width: int
-) -> str:
-    """One line under the input: the model, its context, and what the last answer had; as much as there is room for."""
-    share = 100 * context_tokens / info.n_ctx
-    used = f"{context_tokens:,}/{info.n_ctx:,} ({share:.0f} %)" if context_tokens else f"{info.n_ctx:,}"
-    parts = [info.name, f"context {used}"]
-    if stats is not None:
-        if stats.decode_tok_s is not None:
-            of_ceiling = f" ({100 * stats.decode_tok_s / ceiling_tok_s:.0f} % of the ceiling)" if ceiling_tok_s else ""
-            parts.append(f"{stats.decode_tok_s:,.1f} tok/s{of_ceiling}")
-        parts.append(f"{stats.cached_tokens:,} cached")
-        if stats.acceptance_rate is not None:
-            parts.append(f"{100 * stats.acceptance_rate:.0f} % of drafts accepted")
-    while len(parts) > 1 and len(" · ".join(parts)) > width:
-        parts.pop()
-    return " · ".join(parts)[:width]
 
 
 def shortened(text: str, width: int = 60) -> str:

@@ -4,7 +4,6 @@ Knows keys, commands and rendering; what a turn is, only the chat knows.
 """
 
 import os
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, partial
@@ -19,8 +18,10 @@ from localllm.session.room import Coming, can_have_room, make_room, needed_token
 from localllm.sizes import turns_text
 from localllm.terminal import attachments, commands, keys, render
 from localllm.terminal.chat_ceiling import ChatCeiling
+from localllm.terminal.folding import folded
 from localllm.terminal.line_settings import keys_unseen
 from localllm.terminal.safe import readable, safe
+from localllm.terminal.toolbar import toolbar
 from localllm.values import Event, TurnEnd, TurnStats, WhenFull
 
 _MIN_COLUMNS = 20  # in a narrower window our lines are folded by the terminal
@@ -258,19 +259,14 @@ class Repl:
         used, width = 0, render.columns(self._context.view.out) - 1
         with suppress(LocalLLMError):  # a template that fails is told with the next question
             used = chat.context_tokens
-        return render.toolbar(chat.engine.info, used, chat.last, ceiling, width)
+        return toolbar(chat.engine.info, used, chat.last, ceiling, width)
 
     def _say(self, text: str) -> None:
         """Lines of our own, told apart from the model's by being dim; folded between words."""
         width = max(_MIN_COLUMNS, render.columns(self._context.view.out))
-        folded = (_folded(line, width) for line in safe(text).split("\n"))
-        shown = "\n".join(folded)
+        shown = "\n".join(folded(line, width) for line in safe(text).split("\n"))
         shown = f"\x1b[2m{shown}\x1b[0m" if self._context.view.color else shown
         print(shown, file=self._context.view.out, flush=True)
-
-
-def _folded(line: str, width: int) -> str:
-    return line if len(line) <= width else textwrap.fill(line, width, break_long_words=False)
 
 
 def history_path(directory: Path) -> Path | None:
