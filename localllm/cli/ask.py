@@ -106,7 +106,7 @@ def ask(
     choose = options.sampling_from(
         temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop, template=filled.sampling
     )
-    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache, log)
     SETTINGS["timeout"].check(timeout)
     cancel = Cancel(timeout)
     told = _nothing if quiet else tell

@@ -39,7 +39,7 @@ def chat(
 ) -> int:
     """Talk with a model. This is what `localllm` does without a command."""
     choose = options.sampling_from(temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop)
-    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache, log)
 
     from localllm.terminal.line_settings import is_terminal, keys_unseen
 

@@ -116,7 +116,7 @@ def converse(start: Start) -> int:
     try:
         leave_on_signals()
         with keys_unseen():
-            history = history_path(data_dir())
+            history = history_path(data_dir()) if start.recorder else None
             context = Context(chat, start.view, loaded.switch, loaded.reload, loaded.bound, start.when_full)
             return Repl(context, cancelling, history, model_names, start.notices).run()
     finally:

@@ -136,11 +136,15 @@ def settings_from(
     draft: str,
     exact: bool,
     cache: bool,
+    log: bool = True,
 ) -> Settings:
-    """The runtime settings. Raises UsageError for a value out of range."""
+    """The runtime settings. What is not to be kept (``log``) does not get into the prefix cache either.
+
+    Raises UsageError for a value out of range.
+    """
     for name, value in (("ctx_size", ctx_size), ("threads", threads), ("gpu_layers", gpu_layers)):
         SETTINGS[name].check(value)
-    return Settings(ctx_size, kv, gpu_layers, threads, draft, cache, exact)
+    return Settings(ctx_size, kv, gpu_layers, threads, draft, cache, exact, cache_writes=log)
 
 
 class SettingsCommand(TyperCommand):
