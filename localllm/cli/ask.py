@@ -83,6 +83,7 @@ def ask(
     usage: options.Usage = False,
     hide_reasoning: options.HideReasoning = False,
     markdown: options.Markdown = True,
+    color: options.Color = "auto",
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help=options.help_of("stream"), show_default=False)
     ] = True,
@@ -130,7 +131,9 @@ def ask(
     from localllm.terminal.render import View
 
     choose_default(model, quiet=quiet, may_ask=timeout is None)
-    view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet, markdown=markdown and not json)
+    view = View.of_terminal(
+        stream=stream, reasoning=not hide_reasoning, quiet=quiet, markdown=markdown and not json, color=color
+    )
     form = Form(view, json, which, constraint)
     view.load_ahead()
     with cancelling(cancel), keys_unseen(for_us=interactive) if is_terminal() else nullcontext():

@@ -25,6 +25,7 @@ def chat(
     stop: options.Stop = None,
     hide_reasoning: options.HideReasoning = False,
     markdown: options.Markdown = True,
+    color: options.Color = "auto",
     continue_: options.Continue = False,
     cid: options.Cid = None,
     log: options.Log = True,
@@ -60,7 +61,7 @@ def chat(
         notices = recap(before) if before else []
         recorder = going_on.recorder(before, notices.append) if log else None
         said = engine.believed(before.messages) if before else ()
-        view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown)
+        view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown, color=color)
         view.load_ahead()  # while the first question is typed
         return converse(
             Start(located, engine, settings, choose, readable(system), said, notices, recorder, view, when_full)

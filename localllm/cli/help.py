@@ -26,7 +26,7 @@ VARIABLES: Final = {
     "HTTPS_PROXY HTTP_PROXY NO_PROXY": "as in every program that uses the network",
     "XDG_CONFIG_HOME XDG_CACHE_HOME XDG_DATA_HOME": "where settings, the cache and data lie",
     "VISUAL EDITOR": "the editor of Ctrl-G in a chat and of `config edit` and `template edit`; vi if neither is set",
-    "NO_COLOR": "no colours",
+    "NO_COLOR": "no colours, unless --color says otherwise",
 }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli import options
 from localllm.cli.group import Commands
 from localllm.cli.models import Json, table
 from localllm.errors import UsageError
@@ -56,8 +57,8 @@ def list_conversations(limit: Limit = _LIMIT, as_json: Json = False) -> None:
 app.command("ls", hidden=True)(list_conversations)
 
 
-@app.command()
-def show(id: Id, as_json: Json = False) -> None:
+@app.command(cls=options.SettingsCommand)
+def show(id: Id, as_json: Json = False, color: options.Color = "auto") -> None:
     """Show a conversation."""
     from localllm.session import portable
     from localllm.terminal.history_view import as_text
@@ -67,14 +68,15 @@ def show(id: Id, as_json: Json = False) -> None:
     if as_json:
         sys.stdout.write(portable.as_json(document))
     else:
-        sys.stdout.writelines(as_text(document, sys.stdout.isatty() and wants_color()))
+        sys.stdout.writelines(as_text(document, wants_color(color)))
 
 
-@app.command()
+@app.command(cls=options.SettingsCommand)
 def search(
     words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="All of them, in any case and order.")],
     limit: Limit = _LIMIT,
     as_json: Json = False,
+    color: options.Color = "auto",
 ) -> int:
     """Search the conversations, the best first. Exit code 1 where nothing is found.
 
@@ -88,10 +90,9 @@ def search(
     if as_json:
         _print_json([_as_object(one) | {"snippet": highlighted(place, color=False)} for one, place in found])
         return 0 if found else 1
-    color = sys.stdout.isatty() and wants_color()
     for one, place in found:
         (line,) = table([_row(one)])
-        sys.stdout.write(f"{line}\n    {highlighted(place, color)}\n")
+        sys.stdout.write(f"{line}\n    {highlighted(place, wants_color(color))}\n")
     if not found:
         print("localllm: nothing was found", file=sys.stderr)
     return 0 if found else 1

@@ -58,6 +58,7 @@ Draft = Annotated[
     str,
     typer.Option(
         "--draft",
+        "--model-draft",
         "-md",
         metavar="MODEL|auto|ngram|off",
         help=help_of("draft"),
@@ -86,6 +87,7 @@ HideReasoning = Annotated[
     bool, typer.Option("--hide-reasoning/--show-reasoning", "-R", help=help_of("hide_reasoning"), show_default=False)
 ]
 Markdown = Annotated[bool, typer.Option("--markdown/--no-markdown", help=help_of("markdown"), show_default=False)]
+Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help=help_of("color"))]
 Usage = Annotated[
     bool, typer.Option("--usage/--no-usage", "-u", "--verbose", "-v", help=help_of("usage"), show_default=False)
 ]

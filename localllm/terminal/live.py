@@ -80,6 +80,23 @@ class Screen:
         return [Row("", 0) for row in self._open for _ in range(max(1, -(-row.cells // columns)))]
 
 
+class Pages:
+    """The rows of a file, or of a pipe to a pager: what is written there stays, so only finished ones are."""
+
+    columns = 80
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def look(self) -> None:
+        """Do nothing: there is no size that could change."""
+
+    def draw(self, finished: list[Row], _opened: list[Row]) -> None:
+        """Write ``finished``."""
+        self._out.write("".join(f"{row.text}\n" for row in finished))
+        self._out.flush()
+
+
 def _folds_again() -> bool:
     """False for the terminals that cut rows when they get narrower, or leave them as they are."""
     term = os.environ.get("TERM", "")
@@ -97,7 +114,11 @@ class MarkdownWriter:
     """
 
     def __init__(
-        self, screen: Screen, color: bool = True, draws: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        screen: Screen | Pages,
+        color: bool = True,
+        draws: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._screen, self._page, self._draws, self._clock = screen, Page(color), draws, clock
         self._blocks = Blocks()
