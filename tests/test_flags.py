@@ -1,11 +1,14 @@
 """Flags that people bring along from other programs: --color, --model-draft, and -f and -t of a chat."""
 
 import io
+import json
 import re
+import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from terminals import PROGRAM, run_at_terminal
 
 from localllm.cli.main import program
 from localllm.terminal.render import View, show, wants_color
@@ -97,3 +100,60 @@ def test_what_colours_takes_the_flag(words):
     for word in words:
         command = command.commands[word]
     assert "--color" in {option for one in command.params for option in one.opts}
+
+
+# --- what goes with the first message of a chat
+
+
+FEW = ("--max-tokens", "4", "--ctx-size", "1024", "--threads", "2", "--draft", "off")
+
+
+def questions() -> list[str]:
+    """What was asked in the last conversation, as the model got it."""
+    listed = subprocess.run([PROGRAM, "history", "list", "--json"], capture_output=True, text=True, timeout=60)
+    last = json.loads(listed.stdout)[0]["id"]
+    shown = subprocess.run([PROGRAM, "history", "show", "--json", last], capture_output=True, text=True, timeout=60)
+    return [one["text"] for one in json.loads(shown.stdout)["messages"] if one["role"] == "user"]
+
+
+@pytest.mark.model
+def test_a_file_goes_with_the_first_message_of_a_chat_and_no_other(terminal, tmp_path):
+    """It is told at the beginning, and is before what is typed."""
+    (tmp_path / "rivers.txt").write_text("The Oder is in the east.\n")
+    chat = terminal(*FEW, "-f", str(tmp_path / "rivers.txt"))
+    chat.sees(r"rivers.txt: 25 bytes.*goes with your first message")
+    chat.asks("Where is it?")
+    chat.asks("And the Elbe?")
+    chat.ready()
+    chat.types("/exit\r")
+    assert chat.leaves() == 0
+    assert questions() == ["==> rivers.txt <==\nThe Oder is in the east.\n\nWhere is it?", "And the Elbe?"]
+
+
+@pytest.mark.model
+def test_a_template_goes_around_the_first_message_of_a_chat(terminal, tmp_path, home):
+    """With its parameters and its system prompt; where nothing is missing, Enter alone sends it."""
+    folder = home / ".config" / "localllm" / "templates"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "system: Be $mood.\nprompt: 'Sum up: $input'\nparameters:\n  mood: {default: brief}\n"
+    )
+    (tmp_path / "rivers.txt").write_text("The Oder is in the east.\n")
+    chat = terminal(*FEW, "-t", "mine", "-p", "mood", "kind", "-f", str(tmp_path / "rivers.txt"))
+    chat.sees("template mine goes around your first message; Enter alone sends it")
+    chat.asks("")
+    chat.asks("And the Elbe?")
+    chat.ready()
+    chat.types("/system\r")
+    chat.sees("Be kind.")
+    chat.ready()
+    chat.types("/exit\r")
+    assert chat.leaves() == 0
+    assert questions() == ["Sum up: ==> rivers.txt <==\nThe Oder is in the east.", "And the Elbe?"]
+
+
+@pytest.mark.parametrize("arguments", [("-f", "/nowhere"), ("-t", "nowhere"), ("-p", "a", "b")])
+def test_what_cannot_go_with_a_message_is_told_before_a_model_is_looked_for(home, arguments):
+    """One line and exit 2, though there is no such model either."""
+    done = run_at_terminal("chat", "-m", "/none.gguf", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "none.gguf" not in done.stderr
