@@ -28,7 +28,7 @@ _NAME = re.compile(r"[^./\x00-\x1f][^/\x00-\x1f]{0,63}")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _SETTINGS = ("model", "temp", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "max_tokens", "stop")
 _KEYS = ("description", "system", "prompt", "parameters", "extract", *_SETTINGS)
-_EXTRACT: dict[str, Which | None] = {"first": "first", "last": "last", "none": None}
+_EXTRACT: dict[str, Which | None] = {"first": "first", "last": "last", "command": "command", "none": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class _Reader(YamlReader):
     def _extract(self, node: yaml.Node) -> Which | None:
         wanted = self.text(node)
         if wanted not in _EXTRACT:
-            self.fail(node, f"{quoted(wanted)} is not first, last or none", wanted, _EXTRACT)
+            self.fail(node, f"{quoted(wanted)} is not first, last, command or none", wanted, _EXTRACT)
         return _EXTRACT[wanted]
 
     def _value(self, node: yaml.Node) -> str:
