@@ -13,7 +13,7 @@ from localllm.session import templates
 from localllm.session.extract import code_block
 from localllm.session.shell import destroys, first_command
 from localllm.terminal.render import View
-from localllm.values import Message, TurnEnd, TurnStats
+from localllm.values import Message, Sampling, TurnEnd, TurnStats
 
 COMMANDS = [
     "ls -la",
@@ -109,6 +109,15 @@ def test_of_the_answer_to_cmd_one_command_is_left(capsys):
     end = TurnEnd("stop", Message("assistant", ANSWER), TurnStats(*[0] * 9))
     report(end, Form(View.of_terminal(), extract=which), None, usage=False, extract=None)
     assert capsys.readouterr().err == "localllm: it removes or overwrites (rm): read it before you run it\n"
+
+
+def test_a_model_that_reasons_has_room_for_it():
+    """The 200 tokens are for the command; a limit of the user's own, and no limit, stay what they are."""
+    filled, chosen = templates.load("cmd").filled({}), Sampling(max_tokens=200)
+    assert filled.with_room_to_reason(chosen, "none") == chosen
+    assert filled.with_room_to_reason(chosen, "possible").max_tokens > 2000
+    assert templates.Template().filled({}).with_room_to_reason(Sampling(max_tokens=5), "open").max_tokens == 5
+    assert templates.Template().filled({}).with_room_to_reason(Sampling(), "open") == Sampling()
 
 
 @pytest.mark.model

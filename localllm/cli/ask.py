@@ -141,6 +141,7 @@ def ask(
         said = engine.believed(before.messages) if before else []
         sampling = choose(engine.sampling)
         fitted = question.fitted(engine, said, sampling, cancel)
+        sampling = filled.with_room_to_reason(sampling, fitted.prompt.reasoning)
         for note in question.notes(fitted, engine.info):
             told(note)
         end = write(engine.reply(fitted.prompt, sampling, cancel, form.hold_unopened, constraint=constraint), form)
