@@ -134,7 +134,7 @@ def open_engine(
     except BaseException:
         decoder.close()
         raise
-    prefix = _prefix_cache(decoder, target) if settings.cache else None
+    prefix = _prefix_cache(decoder, target, settings.cache_writes) if settings.cache else None
     info = _info(target, decoder, reason)
     return Engine(decoder, _template(shape, decoder), info, _sampling(model), stepper, prefix)
 
@@ -173,8 +173,8 @@ def _template(shape: ModelShape, decoder: "LlamaDecoder") -> "ChatTemplate":
     return ChatTemplate.of_model(shape.chat_template, bos, eos)
 
 
-def _prefix_cache(decoder: "LlamaDecoder", target: "Loadable") -> "PrefixCache | None":
-    """The stored prefixes of this model, as it is loaded now; None where none are to be kept."""
+def _prefix_cache(decoder: "LlamaDecoder", target: "Loadable", writes: bool) -> "PrefixCache | None":
+    """The stored prefixes of this model, as it is loaded now; None where there are to be none."""
     from localllm.engine.bindings import build
     from localllm.engine.prefix import PrefixCache
     from localllm.engine.prefix_store import PrefixStore
@@ -190,7 +190,7 @@ def _prefix_cache(decoder: "LlamaDecoder", target: "Loadable") -> "PrefixCache |
     layout = (target.options.kv, target.options.gpu_layers, decoder.flash_attention)
     fingerprint = hashlib.sha256(repr((content, layout, build())).encode()).hexdigest()[:32]
     about = {"model": target.model.name}
-    return PrefixCache(decoder, PrefixStore(config.prefix_dir(), fingerprint, budget_bytes, about))
+    return PrefixCache(decoder, PrefixStore(config.prefix_dir(), fingerprint, budget_bytes, about), writes)
 
 
 def _draft(

@@ -17,7 +17,8 @@ class Settings:
 
     ``draft`` is "auto" (from the text, and with the catalog's draft model where it is on this disk), "ngram" (from
     the text only), "off", or a model. With ``exact`` an answer does not depend on drafts, on what was cached or on
-    the machine's load in its last bits. ``cache`` is whether prompts that were read are kept on disk for later.
+    the machine's load in its last bits. ``cache`` is whether prompts that were read are used again, ``cache_writes``
+    whether new ones are kept on disk for that.
     """
 
     ctx_size: int | None = None
@@ -27,6 +28,7 @@ class Settings:
     draft: str = "auto"
     cache: bool = True
     exact: bool = False
+    cache_writes: bool = True
 
 
 def config_dir() -> Path:

@@ -17,7 +17,8 @@ LocalLLMError                 exit  code
 They are caught where a person is told of them: by ``cli.main``, and by a chat that goes on. Any other exception is a
 bug of ours and shows a traceback.
 An answer that ends early (interrupted, timeout, context full) is not an error: see ``TurnEnd.reason`` and
-``EXIT_CODES``, which gives the exit code of every way an answer can end.
+``EXIT_CODES``, which gives the exit code of every way an answer can end. One that was to have a form, and is cut by
+``--max-tokens``, is no answer of that form: it exits as where the context was full.
 """
 
 from typing import Final
@@ -25,11 +26,12 @@ from typing import Final
 EXIT_CODES: Final = {"stop": 0, "length": 0, "context": 5, "timeout": 124, "interrupted": 130}
 ENDINGS: Final = {  # what each way an answer can end means, for a person
     "stop": "The model finished its answer, or a --stop text was met.",
-    "length": "--max-tokens ended the answer.",
+    "length": "--max-tokens ended the answer, which may be cut.",
     "context": "The context was full before the answer was finished.",
     "timeout": "--timeout passed; what was written until then is the answer.",
     "interrupted": "Ctrl-C, or a signal that asks to end; what was written until then is the answer.",
 }
+CUT_FORM: Final = "--max-tokens cut an answer that was to satisfy --schema or --choice."  # exits as a full context does
 
 
 class LocalLLMError(Exception):

@@ -192,9 +192,21 @@ TABLE: Final = (
     ),
     Setting("hide_reasoning", "switch", "Do not show the model's reasoning.", default=False),
     Setting("markdown", "switch", "Show headings, code and tables as such where a person reads.", default=True),
+    Setting(
+        "color",
+        "choice",
+        "Colours: in a terminal unless NO_COLOR is set; also in pipes; or never.",
+        default="auto",
+        choices=("auto", "always", "never"),
+    ),
     Setting("stream", "switch", "Print the answer while it is written, not in one piece at its end.", default=True),
     Setting("usage", "switch", "Show tokens, speed and settings on stderr.", default=False),
-    Setting("log", "switch", "Keep what is said, for --continue and `localllm history`.", default=True),
+    Setting(
+        "log",
+        "switch",
+        "Keep what is said, for --continue and `localllm history`; -n: nothing of it stays on this disk.",
+        default=True,
+    ),
     Setting(
         "when_full",
         "choice",

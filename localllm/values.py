@@ -15,6 +15,7 @@ Role = Literal["system", "user", "assistant"]
 KvType = Literal["f16", "q8_0", "q4_0"]
 ReasoningStart = Literal["none", "possible", "open"]
 ContextReason = Literal["chosen", "trained", "default", "memory"]
+Color = Literal["auto", "always", "never"]
 WhenFull = Literal["ask", "drop", "summarise", "stop"]
 FinishReason = Literal["stop", "length", "context", "timeout", "interrupted"]
 

@@ -70,7 +70,7 @@ class YamlReader:
         fields: dict[str, yaml.Node] = {}
         for key, value in self.entries(node):
             if key.value not in known:
-                self.fail(key, f"unknown key {quoted(key.value)}", key.value, known)
+                self.fail(key, f"unknown key {quoted(key.value)}", key.value, known, tell_all=True)
             fields[key.value] = value
         for name in required:
             if name not in fields:
@@ -141,16 +141,19 @@ class YamlReader:
         given: str | None = None,
         known: Iterable[str] = (),
         below: int | None = None,
+        tell_all: bool = False,
     ) -> NoReturn:
         """Raise the error for this place, or for the line of a text, counted from 0, that lies ``below`` a ``|``.
 
-        Where ``given`` resembles one of the ``known`` names, that is the hint.
+        Where ``given`` resembles one of the ``known`` names, that is the hint; and all of them where ``tell_all``.
         """
         nearest = difflib.get_close_matches(given, known, n=1, cutoff=0.5) if given else []
         line = node.start_mark.line + 1
         if below is not None and isinstance(node, yaml.ScalarNode) and node.style == "|":
             line += 1 + below
-        raise self._error(f"{self.path}, line {line}: {reason}", f"did you mean {nearest[0]!r}?" if nearest else "")
+        hints = [f"did you mean {nearest[0]!r}?"] if nearest else []
+        hints += [f"there are: {', '.join(known)}"] if tell_all else []
+        raise self._error(f"{self.path}, line {line}: {reason}", " ".join(hints))
 
     def _refuse_aliases(self, root: yaml.Node) -> None:
         """With aliases a small file can describe an enormous catalog, so none are allowed."""

@@ -270,10 +270,10 @@ def test_a_wrong_catalog_names_line_and_reason(tmp_path: Path, old: str, new: st
 
 
 def test_a_misspelt_key_is_corrected(tmp_path: Path) -> None:
-    """The hint names the key that was probably meant."""
+    """The hint names the key that was probably meant, and then all that there are."""
     with pytest.raises(CatalogError) as caught:
         _load(tmp_path, ENTRY.replace("licence", "license"))
-    assert caught.value.hint == "did you mean 'licence'?"
+    assert caught.value.hint.startswith("did you mean 'licence'? there are: ") and "description" in caught.value.hint
 
 
 @pytest.mark.parametrize("nothing", ["", "# nothing\n", "---\n# nothing\n", "{}"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from terminals import PROGRAM
 
 from localllm import Message
-from localllm.cli.completion import answer, candidates
+from localllm.cli.completion import NO_FILES, answer, candidates
 from localllm.cli.main import COMPLETION_VARIABLE, program
 from localllm.models.catalog import DEFAULT_CATALOG, load_catalog
 from localllm.models.store import all_local
@@ -143,6 +143,33 @@ def test_conversations(home, capsys):
     assert second == f"{ids[0]}\tRivers" and first.startswith(f"{ids[1]}\tBread") and "\x1b" not in first
 
 
+def test_templates_say_what_they_are_for(home):
+    """Each has its own description; one that cannot be used says why."""
+    folder = home / ".config" / "localllm" / "templates"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("description: What is mine\nprompt: hello\n")
+    (folder / "broken.yaml").write_text("promt: hello\n")
+    found = dict(candidates(program(), ["ask", "-t"], ""))
+    assert found["mine"] == "What is mine" and "never run" in found["cmd"]
+    assert "unknown key 'promt'" in found["broken"]
+
+
+def test_a_description_is_one_sentence(home, capsys):
+    """Also where a docstring goes on for paragraphs."""
+    answer(program(), "zsh", ["localllm", "help", ""])
+    told = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert told["ask"] == "Answer one prompt and leave." and told["help"] and told["pipes"]
+    assert all(len(text) < 120 and ". " not in text for text in told.values())
+
+
+@pytest.mark.parametrize("option", ["--choice", "--temp", "--stop", "--system", "--timeout"])
+def test_what_is_no_file_is_completed_with_none(home, option):
+    """Neither is anything of ours known there; where a file may stand, the shell offers files."""
+    assert candidates(program(), ["ask", option], "a") == [NO_FILES]
+    for other in ("--file", "--schema"):
+        assert candidates(program(), ["ask", other], "a") == []
+
+
 def test_templates(home, capsys):
     """The names of the user's own and of those that are shipped, where there are any; none that is no one line."""
     folder = home / ".config" / "localllm" / "templates"
@@ -211,6 +238,8 @@ def test_bash_in_a_terminal(model_with_a_colon, home):
         ("localllm ask -m tiny:\t", "ask -m tiny:3b "),
         ('localllm ask -m "tiny:\t', "ask -m tiny:3b "),
         ("localllm ask -f rep\t", "ask -f report.txt "),
+        ("localllm ask --choice rep\t", "ask --choice rep"),
+        ("localllm ask --choice a rep\t", "ask --choice a report.txt "),
     ):
         child.sendline(f"{typed}END")
         child.expect(rf"\n{completed}END\r")
@@ -232,6 +261,9 @@ def test_fish(model_with_a_colon, home):
     assert fish("localllm ask -m tiny:") == ["tiny:3b\ton this disk"]
     assert fish("localllm ask --kv=q8") == ["--kv=q8_0"]
     assert [line.split("\t")[0] for line in fish("localllm ask -f rep")] == ["report.txt"]
+    assert fish("localllm ask --choice rep") == fish("localllm ask --choice ") == []
+    assert "cmd\tOne shell command for a task; it is printed, never run" in fish("localllm ask -t ")
+    assert "ask\tAnswer one prompt and leave." in fish("localllm help ")
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
@@ -254,10 +286,11 @@ def test_zsh(model_with_a_colon, home):
         ("localllm ask --kv=q8\t", "ask --kv=q8_0"),
         ("localllm ask -m tiny:\t", "ask -m tiny:3b"),
         ("localllm ask -f rep\t", "ask -f report.txt"),
+        ("localllm ask --choice rep\t", "ask --choice rep"),
     ):
         child.send(typed)
-        child.expect(r"3b|8_0|ort\.txt")
-        child.sendline("END")
+        child.expect(r"3b|8_0|ort\.txt|--choice rep")
+        child.sendline(" END")
         child.expect(rf"SEEN {completed} END")
     child.close(force=True)
 

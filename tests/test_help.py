@@ -17,7 +17,18 @@ from localllm.terminal import repl
 from localllm.terminal.commands import COMMANDS, help_text
 
 PROGRAMS = program()
-NAMES = ["pipes", "exit-codes", "keys", "environment", "privacy", "speculation", "cache", "ceiling"]
+NAMES = [
+    "pipes",
+    "exit-codes",
+    "keys",
+    "environment",
+    "privacy",
+    "speculation",
+    "cache",
+    "ceiling",
+    "files",
+    "templates",
+]
 
 
 def run(*arguments, code=0, **environment):
@@ -76,7 +87,7 @@ def test_exit_codes_are_those_of_the_program(home):
     codes |= {(error.exit_code, error.code) for error in map(errors.Cancelled, ("timeout", "interrupted"))}
     assert {(row.exit_code, row.value) for row in exit_rows() if row.key == "error.code"} == codes
     ends = {(row.value, row.exit_code) for row in exit_rows() if row.key == "finish_reason"}
-    assert ends == {*errors.EXIT_CODES.items()} and errors.ENDINGS.keys() == errors.EXIT_CODES.keys()
+    assert ends == {*errors.EXIT_CODES.items(), ("length", 5)} and errors.ENDINGS.keys() == errors.EXIT_CODES.keys()
     shown = run("help", "exit-codes")
     for row in exit_rows():
         assert re.search(rf"^ +{row.exit_code}  {row.key.removesuffix('.code')} {row.value} ", shown, re.MULTILINE)

@@ -122,10 +122,22 @@ def test_what_is_exported_can_be_loaded(run, folder, tmp_path):
     assert portable.from_json(exported) == portable.Document(said[2:], said[:2], "Be brief.")
 
 
+def test_show_without_an_id_shows_the_last(run, kept, home):
+    """The one that ``history list`` has on top; where nothing was kept, a line says so."""
+    top = run("history", "list").stdout.splitlines()[1].split()[0]
+    assert run("history", "show").stdout == run("history", "show", top).stdout != ""
+    assert run("history", "show", "--json").stdout == run("history", "show", top, "--json").stdout
+    assert run("history", "rm", "--all", "--yes").returncode == 0
+    nothing = run("history", "show")
+    assert (nothing.returncode, nothing.stderr.count("\n")) == (2, 1) and "nothing was kept yet" in nothing.stderr
+
+
 def test_search(run, kept, terminal):
-    """Each conversation with the place; bold in a terminal, plain in a pipe; exit code 1 where there is none."""
+    """Each conversation with the place; bold in a terminal, one plain line in a pipe; exit code 1 where none is."""
     found = run("history", "search", "RHINE")
-    assert found.returncode == 0 and found.stdout.startswith(kept[0]) and "    The Rhine ]0;owned 50 %" in found.stdout
+    assert found.returncode == 0 and found.stdout.startswith(kept[0])
+    assert found.stdout.endswith("\tThe Rhine ]0;owned 50 %\n") and found.stdout.count("\n") == 1
+    assert "\tThe \x1b[1mRhine\x1b[0m ]0;owned" in run("history", "search", "RHINE", "--color", "always").stdout
     (one,) = json.loads(run("history", "search", "rhi", "--json").stdout)
     assert one["id"] == kept[0] and one["snippet"] == "The Rhine ]0;owned 50 %"
     missed = run("history", "search", "Elbe")

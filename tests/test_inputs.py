@@ -5,6 +5,10 @@ import sys
 
 import pytest
 
+from localllm.cancel import Cancel
+from localllm.errors import UsageError
+from localllm.terminal.inputs import text_of
+
 CODE = """
 import sys
 from localllm.cancel import Cancel
@@ -60,3 +64,31 @@ def test_a_name_cannot_pretend_to_be_text(attached, tmp_path):
     """It stays on its line, whatever it is."""
     (tmp_path / "x\n\x1b[2Jy").write_text("one")
     assert attached("x\n\x1b[2Jy", "b.txt", b_txt="two").startswith("==> x [2Jy <==\none\n")
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind", "what_to_do"),
+    [
+        (b"%PDF-1.7\n", "a PDF", "pdftotext"),
+        (b"%PDF-1.7\n\0", "a PDF", "pdftotext"),
+        (b"PK\x03\x04\0", "a ZIP archive", "pandoc"),
+        ("text".encode("utf-16"), "UTF-16", "iconv"),
+        (b"\x89PNG\r\n\x1a\n\0", "a PNG image", "tesseract"),
+        (b"GGUF\3\0", "a model", "-m"),
+        (b"\1\2\0", "binary data", "another program"),
+    ],
+)
+def test_what_is_no_text_is_told_by_its_kind_with_what_to_do(tmp_path, begin, kind, what_to_do):
+    """By how it begins, whatever it is called."""
+    (tmp_path / "file.txt").write_bytes(begin)
+    with pytest.raises(UsageError) as refused:
+        text_of(str(tmp_path / "file.txt"), Cancel(), print)
+    assert "binary data" in refused.value.message and kind in refused.value.message
+    assert what_to_do in refused.value.hint
+
+
+@pytest.mark.parametrize("text", ["GGUF is a format", "BZh", "GIF89a means", "PK", "about %PDF-1.7"])
+def test_a_text_that_begins_as_another_format_is_a_text(tmp_path, text):
+    """Without a zero byte it is taken for what it says."""
+    (tmp_path / "file.txt").write_text(text)
+    assert text_of(str(tmp_path / "file.txt"), Cancel(), print) == text

@@ -4,9 +4,12 @@ import sys
 import threading
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from localllm.cancel import Cancel
-from localllm.engine.template import FALLBACK_STOP, ChatTemplate
+from localllm.engine.template import FALLBACK_STOPS, ChatTemplate
+from localllm.engine.text import AnswerDecoder
 from localllm.engine.worker import run_in_worker, wait_for_workers
 from localllm.errors import Cancelled, TemplateError
 
@@ -20,10 +23,27 @@ def test_the_fallback_is_a_transcript_that_ends_where_the_answer_begins():
     """A model without a template continues a dialogue; the next user turn is a stop string."""
     text = render("", ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"))
     assert text == "Be brief.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: Bye\n\nAssistant:"
-    assert ChatTemplate.of_model(" ", "", "").stop == (FALLBACK_STOP,)
+    assert ChatTemplate.of_model(" ", "", "").stop == FALLBACK_STOPS
     generated = render("", ("user", "Hi"), ("assistant", " Hello"))  # as models write it behind "Assistant:"
     assert generated == "User: Hi\n\nAssistant: Hello\n\nAssistant:"
-    assert FALLBACK_STOP in text
+    assert FALLBACK_STOPS[0] in text
+
+
+@given(
+    st.text(st.sampled_from("Hi \n:User"), max_size=12),
+    st.sampled_from(["User:", "Assistant:"]),
+    st.sampled_from(["\n", "\n\n"]),
+    st.integers(1, 5),
+)
+def test_without_a_template_an_answer_ends_where_a_new_turn_begins(answer, role, gap, size):
+    """Of whichever side, at the beginning of a line and only there, however the text is cut; no blank line is left."""
+    assume("\nUser:" not in answer and not answer.endswith("\n"))
+    decoder = AnswerDecoder(ChatTemplate.of_model("", "", "").stop)
+    text = f"{answer} {role} inline{gap}{role} and so on{gap}User: x".encode()
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    events = [event for piece in pieces for event in decoder.decode(piece)]
+    assert "".join(event.text for event in [*events, *decoder.flush()]) == f"{answer} {role} inline"
+    assert decoder.stopped
 
 
 @pytest.mark.parametrize(

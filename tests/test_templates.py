@@ -177,7 +177,7 @@ def test_a_template_by_its_path(own, tmp_path, monkeypatch):
         ("{default: plain}", "{default: plain}\ntemp: 200", 11, "temp is 200"),
         ("{default: plain}", "{default: plain}\ntemp: warm", 11, "temp is 'warm'"),
         ("{default: plain}", "{default: plain}\nmax_tokens: 1.5", 11, "max_tokens is '1.5'"),
-        ("{default: plain}", "{default: plain}\nextract: all", 11, "'all' is not first, last or none"),
+        ("{default: plain}", "{default: plain}\nextract: all", 11, "'all' is not first, last, command or none"),
         ("{default: plain}", "{default: plain}\nctx_size: 4096", 11, "unknown key 'ctx_size'"),
         ("{default: plain}", "{default: plain}\nstop: {a: b}", 11, "stop is not one value"),
         ("{default: plain}", "{default: plain}\n  tone:", 11, "'tone' comes twice"),

@@ -68,6 +68,15 @@ def code_of(end: TurnEnd, form: Form) -> str | None:
     return block.code if block else None
 
 
+def destroyed(end: TurnEnd) -> list[str]:
+    """What in the command that was asked for destroys something."""
+    from localllm.session.extract import code_block
+    from localllm.session.shell import destroys
+
+    block = code_block(end.message.text, "command")
+    return destroys(block.code) if block else []
+
+
 def report(end: TurnEnd, form: Form, info: ModelInfo, usage: bool, extract: "Which | None") -> None:
     """What must be said, and with ``-u`` what can be said, on stderr. ``extract`` is what the user asked for."""
     from localllm.terminal import render
@@ -88,6 +97,8 @@ def report(end: TurnEnd, form: Form, info: ModelInfo, usage: bool, extract: "Whi
             tell("the answer has no code block, so all of it is given")
         if block and not block.closed:
             tell("the code block has no end: the answer may be cut")
+    if form.extract == "command" and (lost := destroyed(end)):
+        tell(f"it removes or overwrites ({', '.join(lost)}): read it before you run it")
     if usage:
         tell(render.stats_line(end, info.n_ctx))
         tell(render.model_line(info, end.stats))

@@ -83,6 +83,7 @@ def ask(
     usage: options.Usage = False,
     hide_reasoning: options.HideReasoning = False,
     markdown: options.Markdown = True,
+    color: options.Color = "auto",
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help=options.help_of("stream"), show_default=False)
     ] = True,
@@ -106,7 +107,7 @@ def ask(
     choose = options.sampling_from(
         temp, top_p, top_k, min_p, repeat_penalty, seed, max_tokens, stop, template=filled.sampling
     )
-    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache)
+    settings = options.settings_from(ctx_size, kv, gpu_layers, threads, draft, exact, cache, log)
     options.check("timeout", timeout)
     cancel = Cancel(timeout)
     told = _nothing if quiet else tell
@@ -130,7 +131,9 @@ def ask(
     from localllm.terminal.render import View
 
     choose_default(model, quiet=quiet, may_ask=timeout is None)
-    view = View.of_terminal(stream=stream, reasoning=not hide_reasoning, quiet=quiet, markdown=markdown and not json)
+    view = View.of_terminal(
+        stream=stream, reasoning=not hide_reasoning, quiet=quiet, markdown=markdown and not json, color=color
+    )
     form = Form(view, json, which, constraint)
     view.load_ahead()
     with cancelling(cancel), keys_unseen(for_us=interactive) if is_terminal() else nullcontext():
@@ -138,6 +141,7 @@ def ask(
         said = engine.believed(before.messages) if before else []
         sampling = choose(engine.sampling)
         fitted = question.fitted(engine, said, sampling, cancel)
+        sampling = filled.with_room_to_reason(sampling, fitted.prompt.reasoning)
         for note in question.notes(fitted, engine.info):
             told(note)
         end = write(engine.reply(fitted.prompt, sampling, cancel, form.hold_unopened, constraint=constraint), form)

@@ -1,29 +1,32 @@
 """``localllm completion``: scripts that let a shell complete our command lines, and the answers that they ask for.
 
 A script runs the program with $_LOCALLLM_COMPLETE set to its shell and the words so far as arguments; what fits is
-printed, one on each line. Where nothing is, the shell offers files. What a parameter takes is known by its metavar, so
-a command that calls it as the others do has its completion already.
+printed, one on each line. Where nothing is, the shell offers files; an empty line says that there are to be none. What
+a parameter takes is known by its metavar, so a command that calls it as the others do has its completion already.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Literal
 
 import click
 import typer
+from click.utils import make_default_short_help
 
-from localllm import config
 from localllm.cli.main import COMPLETION_VARIABLE, OWN_OPTIONS
+from localllm.config import data_dir
 from localllm.errors import LocalLLMError
 from localllm.settings import SETTINGS, TABLE
 from localllm.terminal.safe import one_line
 
-_SHIPPED_TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
+_FILES = ("PATH", "FILE", "MODEL", "TEMPLATE")  # in metavars of options that take the name of a file
+_NO_FILES = "nothing"  # the type of the item that says so
+_WHOLE = 1000  # characters: no sentence is cut
 _UNSAFE_IN_BASH = " \t\"'`$&|;<>()[]{}*?!#\\"
 
 Candidate = tuple[str, str]  # the word, and what it is
+NO_FILES: Candidate = ("", "no file either")
 
 _SCRIPTS = {
     "bash": f"""\
@@ -33,7 +36,7 @@ _localllm_completion() {{
     local word
     COMPREPLY=()
     while IFS= read -r word; do
-        COMPREPLY+=("$word")
+        [[ $word ]] && COMPREPLY+=("$word") || compopt +o bashdefault +o default 2>/dev/null
     done < <({COMPLETION_VARIABLE}=bash command "$1" "${{COMP_LINE:0:COMP_POINT}}" "$COMP_WORDBREAKS" 2>/dev/null)
 }}
 complete -o bashdefault -o default -o nosort -F _localllm_completion localllm 2>/dev/null ||
@@ -45,14 +48,15 @@ complete -o bashdefault -o default -o nosort -F _localllm_completion localllm 2>
 #   localllm completion zsh > ~/.zfunc/_localllm
 _localllm() {{
     local word help
-    local -a words_found lines
+    local -a words_found lines no_files
     while IFS=$'\\t' read -r word help; do
+        [[ -n $word ]] || {{ no_files=1; continue }}
         words_found+=("$word")
         lines+=("$word${{help:+  -- $help}}")
     done < <({COMPLETION_VARIABLE}=zsh command "${{words[1]}}" "${{(@Q)words[1,CURRENT]}}" 2>/dev/null)
     if (( $#words_found )); then
         compadd -V localllm -l -d lines -a words_found
-    else
+    elif (( ! $#no_files )); then
         _files
     fi
 }}
@@ -69,7 +73,9 @@ function __localllm_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
     set -l found (env {COMPLETION_VARIABLE}=fish $words[1] $words "$current" 2>/dev/null)
-    if set -q found[1]
+    if test "$found" = ""; and set -q found[1]
+        return
+    else if set -q found[1]
         printf '%s\\n' $found
     else
         __fish_complete_path "$current"
@@ -97,18 +103,25 @@ def answer(program: click.Group, shell: str, arguments: list[str]) -> int:
     words = _words(line) if shell == "bash" else arguments
     current = words[-1] if words else ""
     with suppress(LocalLLMError):  # a person who types gets no complaints between the keys
-        for word, help_text in candidates(program, words[1:-1], current):
+        found = candidates(program, words[1:-1], current)
+        if found == [NO_FILES]:
+            print()
+            return 0
+        for word, help_text in found:
             if word != one_line(word):  # a name from somebody's file that would mean something to the shell
                 continue
             if shell == "bash":
                 print(_for_bash(word, current, line, "".join(arguments[1:])))
             else:
-                print(f"{word}\t{one_line(help_text)}".rstrip("\t"))
+                print(f"{word}\t{one_line(make_default_short_help(help_text, _WHOLE))}".rstrip("\t"))
     return 0
 
 
 def candidates(program: click.Group, before: Sequence[str], current: str) -> list[Candidate]:
-    """What could stand in the place of ``current``, behind the words ``before``. Raises what reading catalogs does."""
+    """What could stand in the place of ``current``, behind the words ``before``; only NO_FILES where nothing is known.
+
+    Raises what reading catalogs does.
+    """
     from click.shell_completion import ShellComplete
 
     before, prefix = list(before), ""
@@ -120,17 +133,21 @@ def candidates(program: click.Group, before: Sequence[str], current: str) -> lis
     found = [] if before[:1] and before[0] in OWN_OPTIONS else [before]
     if (before and before[0].startswith("-")) or (not before and current.startswith("-")):
         found = [["chat", *before], *([] if before else found)]  # what is meant where no command is named
-    items = [
-        item for words in found for item in shell.get_completions(words, current) if item.value.startswith(current)
-    ]
-    return list({prefix + item.value: (prefix + item.value, item.help or "") for item in items}.values())
+    items = [item for words in found for item in shell.get_completions(words, current)]
+    if items and all(item.type == _NO_FILES for item in items):
+        return [NO_FILES]
+    words = [(prefix + item.value, item.help or "") for item in items if item.value.startswith(current)]
+    return list({word: (word, text) for word, text in words}.values())
 
 
 def _teach(program: click.Command) -> None:
     """Let each parameter that takes one of our names complete it."""
     for parameter in program.params:
         source = _SOURCES.get(parameter.name or "") or _SOURCES.get((parameter.metavar or "").strip("[]."))
-        if source and not isinstance(parameter.type, click.Choice) and not getattr(parameter, "is_flag", False):
+        if getattr(parameter, "is_flag", False) or isinstance(parameter.type, click.Choice | click.Tuple):
+            continue
+        takes_files = any(word in (parameter.metavar or "") for word in _FILES)
+        if source or (isinstance(parameter, click.Option) and not takes_files):
             parameter.type = _Names(source)
     if isinstance(program, click.Group):
         for command in program.commands.values():
@@ -138,11 +155,11 @@ def _teach(program: click.Command) -> None:
 
 
 class _Names(click.ParamType):  # type: ignore[type-arg]
-    """Takes any text, and completes what ``source`` knows."""
+    """Takes any text, and completes what ``source`` knows; where there is none, nothing, and no files either."""
 
     name = "text"
 
-    def __init__(self, source: "Callable[[click.Context], Iterable[Candidate]]") -> None:
+    def __init__(self, source: "Callable[[click.Context], Iterable[Candidate]] | None") -> None:
         self._source = source
 
     def shell_complete(
@@ -154,6 +171,8 @@ class _Names(click.ParamType):  # type: ignore[type-arg]
         """What begins like the word does."""
         from click.shell_completion import CompletionItem
 
+        if self._source is None:
+            return [CompletionItem("", type=_NO_FILES)]
         return [CompletionItem(word, help=text) for word, text in self._source(ctx) if word.startswith(incomplete)]
 
 
@@ -175,16 +194,20 @@ def _drafts(context: click.Context) -> Iterator[Candidate]:
 
 
 def _templates(_: click.Context) -> Iterator[Candidate]:
-    for folder in (config.config_dir() / "templates", _SHIPPED_TEMPLATES):
-        with suppress(OSError):
-            yield from ((file.stem, "template") for file in sorted(folder.glob("*.yaml")))
+    from localllm.session import templates
+
+    for name, path in templates.known_templates().items():
+        try:
+            yield name, templates.read(path).description
+        except LocalLLMError as error:
+            yield name, error.message
 
 
 def _conversations(_: click.Context) -> Iterator[Candidate]:
     """Those that were kept, the last one first."""
     from localllm.session.transcripts import Transcripts
 
-    with Transcripts.open_to_read(config.data_dir()) as transcripts:
+    with Transcripts.open_to_read(data_dir()) as transcripts:
         yield from ((one.id, one.title) for one in transcripts.newest())
 
 

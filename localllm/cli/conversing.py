@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from localllm.here import Bound
     from localllm.session.chat import Chat
     from localllm.session.recording import Recorder
+    from localllm.session.templates import Filled
+    from localllm.terminal.attachments import Attachment
+    from localllm.terminal.commands import Context
     from localllm.terminal.render import View
 
 
@@ -26,7 +29,7 @@ class Start:
     """What a conversation begins with. ``choose`` puts what the user chose over a model's own sampling.
 
     ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user. ``typed`` are keys for the
-    first input line.
+    first input line, ``files`` and ``template`` are for the first message.
     """
 
     located: "Located"
@@ -40,6 +43,8 @@ class Start:
     view: "View"
     when_full: WhenFull = "ask"
     typed: str = ""
+    files: Sequence["Attachment"] = ()
+    template: "Filled | None" = None
 
 
 def find(reference: str | None) -> "Located":
@@ -118,13 +123,34 @@ def converse(start: Start) -> int:
     try:
         leave_on_signals()
         with keys_unseen():
-            history = history_path(data_dir())
-            context = Context(chat, start.view, loaded.switch, loaded.reload, loaded.bound, start.when_full)
+            history = history_path(data_dir()) if start.recorder else None
+            context = Context(
+                chat,
+                start.view,
+                loaded.switch,
+                loaded.reload,
+                loaded.bound,
+                start.when_full,
+                files=[*start.files],
+                template=start.template,
+            )
+            start.notices.extend(_prepared(context))
             return Repl(context, cancelling, leaving, history, model_names, start.notices).run(start.typed)
     finally:
         if start.recorder:
             start.recorder.close()
         chat.engine.close()
+
+
+def _prepared(context: "Context") -> Iterator[str]:
+    """What the first message is about to have beside what will be typed."""
+    from localllm.terminal.commands import described
+
+    with context.stoppable() as cancel:
+        yield from (f"{described(context.chat, file, cancel)}; goes with your first message" for file in context.files)
+    if context.template:
+        enter = "; Enter alone sends it" if context.asks_by_itself else ""
+        yield f"template {context.template.template.name} goes around your first message{enter}"
 
 
 def use_terminal() -> None:

@@ -43,8 +43,9 @@ def choose_default(model: str | None, *, quiet: bool = False, may_ask: bool = Tr
     asked = asking or bool(before and before.asked)
     keep(Choice(config.DEFAULT_MODEL, None, asked, (*passed_over[1:], *(local.name for local in others))))
     if asking or not before:
-        hint = f"; for this machine: localllm pull {better.name} ({_size(better)})" if better else ""
-        _tell(f"using {config.DEFAULT_MODEL}, a very small model: nothing better is on this disk{hint}", quiet)
+        _tell(f"using {config.DEFAULT_MODEL} (very small): nothing better is on this disk", quiet)
+        if better:
+            _tell(f"for this machine: localllm pull {better.name} ({_size(better)})", quiet)
 
 
 def _is_person_there() -> bool:

@@ -13,7 +13,7 @@ import click
 import typer
 
 from localllm import config, settings
-from localllm.errors import ENDINGS, EXIT_CODES, Cancelled, LocalLLMError, UsageError
+from localllm.errors import CUT_FORM, ENDINGS, EXIT_CODES, Cancelled, LocalLLMError, UsageError
 from localllm.terminal.safe import safe
 
 _FOLDER = Path(__file__).parent.parent / "data" / "help"
@@ -26,7 +26,7 @@ VARIABLES: Final = {
     "HTTPS_PROXY HTTP_PROXY NO_PROXY": "as in every program that uses the network",
     "XDG_CONFIG_HOME XDG_CACHE_HOME XDG_DATA_HOME": "where settings, the cache and data lie",
     "VISUAL EDITOR": "the editor of Ctrl-G in a chat and of `config edit` and `template edit`; vi if neither is set",
-    "NO_COLOR": "no colours",
+    "NO_COLOR": "no colours, unless --color says otherwise",
 }
 
 
@@ -70,6 +70,7 @@ def topics() -> dict[str, str]:
 def exit_rows() -> list[ExitRow]:
     """Every way to end, by exit code."""
     rows = [ExitRow(code, "finish_reason", reason, ENDINGS[reason]) for reason, code in EXIT_CODES.items()]
+    rows.append(ExitRow(EXIT_CODES["context"], "finish_reason", "length", CUT_FORM))
     errors: list[type[LocalLLMError]] = [LocalLLMError, *_descendants(LocalLLMError)]
     for error in errors:
         known_by = ["timeout", "interrupted"] if error is Cancelled else [error.code]  # only instances of it have one
@@ -149,6 +150,7 @@ _PARTS: "Final[dict[str, Callable[[], str]]]" = {
     "keys": _keys,
     "config": lambda: str(settings.path()),
     "cache": lambda: str(config.cache_dir()),
+    "templates": lambda: str(config.config_dir() / "templates"),
     "data": lambda: str(config.data_dir()),
     "prefix": lambda: str(config.prefix_dir()),
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli import options
 from localllm.cli.group import Commands
 from localllm.cli.models import Json, table
 from localllm.errors import UsageError
@@ -18,6 +19,10 @@ _HEADER = ("ID", "LAST", "MESSAGES", "TITLE")
 _LIMIT = 20
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Of `localllm history list`; its beginning is enough.")]
+LastId = Annotated[
+    str | None,
+    typer.Argument(metavar="[ID]", help="As of `history list`; without one, the last.", show_default=False),
+]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", help="At most so many.", min=1)]
 
 app = typer.Typer(
@@ -56,9 +61,9 @@ def list_conversations(limit: Limit = _LIMIT, as_json: Json = False) -> None:
 app.command("ls", hidden=True)(list_conversations)
 
 
-@app.command()
-def show(id: Id, as_json: Json = False) -> None:
-    """Show a conversation."""
+@app.command(cls=options.SettingsCommand)
+def show(id: LastId = None, as_json: Json = False, color: options.Color = "auto") -> None:
+    """Show a conversation: the last one, or another."""
     from localllm.session import portable
     from localllm.terminal.history_view import as_text
     from localllm.terminal.render import wants_color
@@ -67,18 +72,20 @@ def show(id: Id, as_json: Json = False) -> None:
     if as_json:
         sys.stdout.write(portable.as_json(document))
     else:
-        sys.stdout.writelines(as_text(document, sys.stdout.isatty() and wants_color()))
+        sys.stdout.writelines(as_text(document, wants_color(color)))
 
 
-@app.command()
+@app.command(cls=options.SettingsCommand)
 def search(
     words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="All of them, in any case and order.")],
     limit: Limit = _LIMIT,
     as_json: Json = False,
+    color: options.Color = "auto",
 ) -> int:
     """Search the conversations, the best first. Exit code 1 where nothing is found.
 
-    Of each word the beginning is enough. Found are messages that have all the words.
+    Of each word the beginning is enough. Found are messages that have all the words. A pipe gets each conversation on
+    one line, with a tab before what was found.
     """
     from localllm.terminal.history_view import highlighted
     from localllm.terminal.render import wants_color
@@ -88,10 +95,10 @@ def search(
     if as_json:
         _print_json([_as_object(one) | {"snippet": highlighted(place, color=False)} for one, place in found])
         return 0 if found else 1
-    color = sys.stdout.isatty() and wants_color()
+    between = "\n    " if sys.stdout.isatty() else "\t"
     for one, place in found:
         (line,) = table([_row(one)])
-        sys.stdout.write(f"{line}\n    {highlighted(place, color)}\n")
+        sys.stdout.write(f"{line}{between}{highlighted(place, wants_color(color))}\n")
     if not found:
         print("localllm: nothing was found", file=sys.stderr)
     return 0 if found else 1
@@ -167,9 +174,13 @@ def _as_object(summary: "Summary") -> dict[str, object]:
     return about(summary) | {"messages": summary.messages}
 
 
-def _found(id: str) -> "Conversation":
+def _found(id: str | None) -> "Conversation":
     with _stored() as transcripts:
-        return transcripts.find(id)
+        if id is not None:
+            return transcripts.find(id)
+        if newest := transcripts.newest(1):
+            return transcripts.load(newest[0].id)
+    raise UsageError("nothing was kept yet", "begin a conversation: localllm chat")
 
 
 def _stored() -> "Transcripts":

@@ -58,6 +58,7 @@ Draft = Annotated[
     str,
     typer.Option(
         "--draft",
+        "--model-draft",
         "-md",
         metavar="MODEL|auto|ngram|off",
         help=help_of("draft"),
@@ -86,6 +87,7 @@ HideReasoning = Annotated[
     bool, typer.Option("--hide-reasoning/--show-reasoning", "-R", help=help_of("hide_reasoning"), show_default=False)
 ]
 Markdown = Annotated[bool, typer.Option("--markdown/--no-markdown", help=help_of("markdown"), show_default=False)]
+Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help=help_of("color"))]
 Usage = Annotated[
     bool, typer.Option("--usage/--no-usage", "-u", "--verbose", "-v", help=help_of("usage"), show_default=False)
 ]
@@ -148,11 +150,15 @@ def settings_from(
     draft: str,
     exact: bool,
     cache: bool,
+    log: bool = True,
 ) -> Settings:
-    """The runtime settings. Raises UsageError for a value out of range."""
+    """The runtime settings. What is not to be kept (``log``) does not get into the prefix cache either.
+
+    Raises UsageError for a value out of range.
+    """
     for name, value in (("ctx_size", ctx_size), ("threads", threads), ("gpu_layers", gpu_layers)):
         check(name, value)
-    return Settings(ctx_size, kv, gpu_layers, threads, draft, cache, exact)
+    return Settings(ctx_size, kv, gpu_layers, threads, draft, cache, exact, cache_writes=log)
 
 
 class SettingsCommand(TyperCommand):

@@ -35,7 +35,7 @@ parameters:
     default: English
 # Settings, by their names in `localllm config`: model, temp, max_tokens, stop, …
 temp: 0.2
-# Print only the first or last fenced code block of the answer: first, last, none.
+# Print only the first or last fenced code block of the answer, or one shell command: first, last, command, none.
 extract: none
 """
 

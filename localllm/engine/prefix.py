@@ -21,10 +21,10 @@ _MOST_HELD_BYTES = 1 << 30
 
 
 class PrefixCache:
-    """The stored prefixes of one decoder's model."""
+    """The stored prefixes of one decoder's model. One that does not write only finds what others have stored."""
 
-    def __init__(self, decoder: Decoder, store: PrefixStore) -> None:
-        self._decoder, self._store = decoder, store
+    def __init__(self, decoder: Decoder, store: PrefixStore, writes: bool = True) -> None:
+        self._decoder, self._store, self._writes = decoder, store, writes
         self._block = min(_BLOCK_TOKENS, decoder.block_tokens)
         self._held: dict[tuple[int, int], bytearray] = {}  # blocks that the decoder's memory may have forgotten later
         self._held_to = 0  # what comes behind this token is still to be held
@@ -104,6 +104,8 @@ class PrefixCache:
 
         Of a sliding window, every block; where only whole states can be kept, those at the landmarks and the border.
         """
+        if not self._writes:
+            return
         decoder, end = self._decoder, len(self._decoder.tokens)
         if decoder.whole_only:
             if end in (*landmarks(pure), pure):
@@ -127,6 +129,8 @@ class PrefixCache:
         Without an answer there is no conversation: the end of a prompt alone is not what a longer one would read.
         ``text`` is what the tokens begin with, for whoever lists the cache. A failure stores less, and is no error.
         """
+        if not self._writes:
+            return
         tokens = tuple(self._decoder.tokens)
         self.rewound(len(tokens))
         self._has_room = None

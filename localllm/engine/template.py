@@ -33,7 +33,8 @@ MAX_CHARS = 100_000_000  # in the output, and again in all values on the way to 
 
 _HINT = "use another file of this model"
 
-# A plain transcript: what a base model continues most naturally. The answer ends where a new turn would begin.
+# A plain transcript: what a base model continues most naturally. The answer ends where a new turn would begin, of
+# whichever side: such models go on with both. A blank line before it is no part of the answer.
 FALLBACK = (
     "{% for message in messages %}"
     "{% if message.role == 'user' %}{{ 'User: ' ~ message.content }}"
@@ -44,7 +45,7 @@ FALLBACK = (
     "{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-FALLBACK_STOP = "\n\nUser:"
+FALLBACK_STOPS = ("\n\nUser:", "\n\nAssistant:", "\nUser:", "\nAssistant:")
 
 
 class _Refused(jinja2.TemplateError):
@@ -152,7 +153,7 @@ class ChatTemplate:
     @classmethod
     def of_model(cls, source: str, bos: str, eos: str) -> "ChatTemplate":
         """The template in the model's file, or the documented fallback where it has none."""
-        return cls(source, bos, eos) if source.strip() else cls(FALLBACK, bos, eos, (FALLBACK_STOP,))
+        return cls(source, bos, eos) if source.strip() else cls(FALLBACK, bos, eos, FALLBACK_STOPS)
 
     def render(self, roles: Sequence[Role], contents: Sequence[str], reasonings: Sequence[str]) -> str:
         """The conversation as one text that ends where the answer begins.

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Which = Literal["first", "last"]
+Which = Literal["first", "last", "command"]
+"""A code block; or the first command in the first of them, and else in the whole text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,12 @@ def code_blocks(text: str) -> list[CodeBlock]:
 
 
 def code_block(text: str, which: Which) -> CodeBlock | None:
-    """The first or the last of them; None where there is none."""
+    """What is wanted of them; None where there is none."""
     blocks = code_blocks(text)
+    if which == "command":
+        from localllm.session.shell import first_command
+
+        return CodeBlock(first_command(blocks[0].code if blocks else text), closed=True)
     return blocks[0 if which == "first" else -1] if blocks else None
 
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template as Text
 from typing import cast
@@ -19,16 +19,18 @@ from localllm import config, settings
 from localllm.errors import UsageError
 from localllm.session.extract import Which
 from localllm.settings import SETTINGS, Setting, Value
+from localllm.values import ReasoningStart, Sampling
 from localllm.yamlfile import YamlReader, quoted
 
 BUILT_IN = Path(__file__).parent.parent / "data" / "templates"
+REASONING_TOKENS = 2000
 INPUT = "input"  # the piped text, the files and the words of a call, where a prompt wants them
 
 _NAME = re.compile(r"[^./\x00-\x1f][^/\x00-\x1f]{0,63}")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _SETTINGS = ("model", "temp", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "max_tokens", "stop")
 _KEYS = ("description", "system", "prompt", "parameters", "extract", *_SETTINGS)
-_EXTRACT: dict[str, Which | None] = {"first": "first", "last": "last", "none": None}
+_EXTRACT: dict[str, Which | None] = {"first": "first", "last": "last", "command": "command", "none": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,13 @@ class Filled:
             for name, value in self.template.settings.items()
             if name != "model"
         }
+
+    def with_room_to_reason(self, sampling: Sampling, reasoning: ReasoningStart) -> Sampling:
+        """Its ``max_tokens`` bound the answer: a model that may reason first gets REASONING_TOKENS more for that."""
+        most = self.template.settings.get("max_tokens")
+        if reasoning == "none" or not isinstance(most, int):
+            return sampling
+        return replace(sampling, max_tokens=most + REASONING_TOKENS)
 
     @property
     def needs_input(self) -> bool:
@@ -223,7 +232,7 @@ class _Reader(YamlReader):
     def _extract(self, node: yaml.Node) -> Which | None:
         wanted = self.text(node)
         if wanted not in _EXTRACT:
-            self.fail(node, f"{quoted(wanted)} is not first, last or none", wanted, _EXTRACT)
+            self.fail(node, f"{quoted(wanted)} is not first, last, command or none", wanted, _EXTRACT)
         return _EXTRACT[wanted]
 
     def _value(self, node: yaml.Node) -> str:

@@ -8,11 +8,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
 from localllm.errors import UsageError
 from localllm.terminal.inputs import text_of
 from localllm.terminal.safe import one_line, readable
+
+if TYPE_CHECKING:
+    from localllm.session.templates import Filled
 
 _MENTION = re.compile(r"(?<!\S)@(\"[^\"]+\"|\S+)")
 _TRAILING = ",.;:!?)"  # behind a path these belong to the sentence
@@ -68,9 +72,12 @@ def is_path(word: str) -> bool:
     return any(os.path.lexists(name) for name in names)
 
 
-def with_files(text: str, files: Sequence[Attachment]) -> str:
+def with_files(text: str, files: Sequence[Attachment], template: "Filled | None" = None) -> str:
     """The message: each file under its name, then the text. Files come first, as what costs to read can be shared."""
-    return "\n\n".join([*(f"==> {file.name} <==\n{file.text.strip()}" for file in files), text])
+    attached = "\n\n".join(f"==> {file.name} <==\n{file.text.strip()}" for file in files)
+    if template:
+        return template.question(attached, text)
+    return f"{attached}\n\n{text}" if files else text
 
 
 def _is_file(name: str) -> bool:

@@ -25,6 +25,7 @@ from localllm.values import Event, WhenFull
 
 if TYPE_CHECKING:
     from localllm.here import Bound
+    from localllm.session.templates import Filled
 
 
 class Leave(Exception):
@@ -63,7 +64,7 @@ class Context:
 
     ``switch_model`` loads another model, ``reload`` the same one with other runtime settings, of which it returns all;
     ``measure`` tells what memory allows it; ``stoppable`` gives a Cancel that Ctrl-C sets. ``files`` go with the next
-    message; ``typed`` tells what the user wrote of a question that files went with.
+    message, and ``template`` goes around it; ``typed`` tells what the user wrote of a question that files went with.
     """
 
     chat: Chat
@@ -75,6 +76,12 @@ class Context:
     stoppable: Callable[[], AbstractContextManager[Cancel]] = _unstoppable
     files: list[attachments.Attachment] = field(default_factory=list)
     typed: dict[str, tuple[str, list[attachments.Attachment]]] = field(default_factory=dict)
+    template: "Filled | None" = None
+
+    @property
+    def asks_by_itself(self) -> bool:
+        """Whether an empty line is a message: with a template, and the file if it wants one, nothing is missing."""
+        return self.template is not None and (bool(self.files) or not self.template.needs_input)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from localllm.doctor.finding import Finding, Status, ok, warning
 from localllm.terminal.folding import hanging
-from localllm.terminal.render import columns, wants_color
+from localllm.terminal.render import columns
 from localllm.terminal.safe import one_line
 
 _WIDTH = 15  # of names
@@ -17,12 +17,13 @@ _NARROW = 40
 _MANY_COLORS = ("truecolor", "24bit")
 
 
-def line(finding: Finding) -> str:
+def line(finding: Finding, color: bool) -> str:
     """A finding as a person reads it, folded in a terminal; its advice is a line of its own, to be copied as it is."""
     status, text, indent = f"{finding.status:8}", one_line(finding.text), _WIDTH + 10
     if sys.stdout.isatty():
         text = hanging(text, columns(sys.stdout), indent)
-        status = f"\x1b[{_COLORS[finding.status]}m{status}\x1b[0m" if wants_color() else status
+    if color:
+        status = f"\x1b[{_COLORS[finding.status]}m{status}\x1b[0m"
     line = f"{status} {finding.name:{_WIDTH}} {text}"
     return f"{line}\n{' ' * indent}-> {one_line(finding.advice)}" if finding.advice else line
 

@@ -14,6 +14,27 @@ MAX_INPUT_BYTES = 64 * 2**20
 _CHUNK_BYTES = 2**16
 _STDIN = ("-", "/dev/stdin")  # opening the latter would read a file twice
 _PATIENCE_S = 2.0
+_KINDS = (  # how files of well-known formats begin, what they are, and what gives their text
+    (b"%PDF-", "a PDF", "convert it: pdftotext FILE -"),
+    (
+        b"PK\x03\x04",
+        "a ZIP archive, as .docx, .xlsx and .odt are",
+        "convert it: pandoc -t plain FILE, or unzip -p FILE",
+    ),
+    (b"\x1f\x8b", "compressed by gzip", "unpack it: gzip -dc FILE"),
+    (b"BZh", "compressed by bzip2", "unpack it: bzip2 -dc FILE"),
+    (b"\xfd7zXZ\x00", "compressed by xz", "unpack it: xz -dc FILE"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd", "unpack it: zstd -dc FILE"),
+    (b"\xff\xfe", "UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE"),
+    (b"\xfe\xff", "UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE"),
+    (b"\xd0\xcf\x11\xe0", "an old Office document", "convert it: soffice --headless --convert-to txt FILE"),
+    (b"\x89PNG", "a PNG image", "for a text in it: tesseract FILE -"),
+    (b"\xff\xd8\xff", "a JPEG image", "for a text in it: tesseract FILE -"),
+    (b"GIF8", "a GIF image", "for a text in it: tesseract FILE -"),
+    (b"SQLite format 3\x00", "an SQLite database", "give what it holds: sqlite3 FILE .dump"),
+    (b"GGUF", "a model", "name it with -m"),
+    (b"\x7fELF", "a compiled program", "give its source, or what it prints"),
+)
 
 Tell = Callable[[str], None]
 
@@ -83,6 +104,10 @@ def _all_of(descriptor: int, name: str, cancel: Cancel, tell: Tell) -> str:
 
 def _text(data: bytes, name: str) -> str:
     """UTF-8; a wrong byte becomes a replacement character, but what is plainly no text is refused."""
-    if b"\x00" in data[:_CHUNK_BYTES]:
-        raise UsageError(f"{name} holds binary data, not text", "attach text")
+    if b"\x00" in data[:_CHUNK_BYTES] or data.startswith(b"%PDF-"):  # some PDFs have no such byte, but are no text
+        kind, hint = next(
+            ((f" ({kind})", hint) for start, kind, hint in _KINDS if data.startswith(start)),
+            ("", "give it as text; another program may convert it"),
+        )
+        raise UsageError(f"{name} holds binary data{kind}, not text", hint)
     return data.decode("utf-8", "replace")

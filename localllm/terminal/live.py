@@ -87,6 +87,23 @@ class Screen:
         return [Row("", 0) for row in self._open for _ in range(max(1, -(-row.cells // columns)))]
 
 
+class Pages:
+    """The rows of a file, or of a pipe to a pager: what is written there stays, so only finished ones are."""
+
+    columns = 80
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def look(self) -> None:
+        """Do nothing: there is no size that could change."""
+
+    def draw(self, finished: list[Row], _opened: list[Row]) -> None:
+        """Write ``finished``."""
+        self._out.write("".join(f"{row.text}\n" for row in finished))
+        self._out.flush()
+
+
 def _folds_again() -> bool:
     """False for the terminals that cut rows when they get narrower, or leave them as they are."""
     term = os.environ.get("TERM", "")
@@ -145,7 +162,7 @@ class MarkdownWriter:
 
     def __init__(
         self,
-        screen: Screen,
+        screen: Screen | Pages,
         color: bool = True,
         draws: bool = True,
         begun: Begun = _NOTHING,

@@ -20,6 +20,7 @@ from localllm.terminal.hyperlinks import opens_links
 from localllm.terminal.safe import one_line, safe
 from localllm.values import (
     Begun,
+    Color,
     ContextReason,
     Event,
     FinishReason,
@@ -39,7 +40,10 @@ _LONG_TOKENS = 512  # to read: a slice, after which alone it can be told how far
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How to show an answer. ``stream`` False writes it in one piece at its end; ``markdown`` needs a terminal."""
+    """How to show an answer. ``stream`` False writes it in one piece at its end.
+
+    ``pager``: what is written goes through a pipe, where nothing can be redrawn.
+    """
 
     out: TextIO
     status: TextIO
@@ -48,21 +52,32 @@ class View:
     color: bool = False
     progress: bool = False
     markdown: bool = False
+    pager: bool = False
 
     @classmethod
     def of_terminal(
-        cls, *, stream: bool = True, reasoning: bool = True, quiet: bool = False, markdown: bool = True
+        cls,
+        *,
+        stream: bool = True,
+        reasoning: bool = True,
+        quiet: bool = False,
+        markdown: bool = True,
+        color: Color = "auto",
     ) -> "View":
-        """What suits the standard streams: reasoning, colour and Markdown only where a person reads them."""
+        """What suits the standard streams: reasoning, colour and Markdown only where a person reads them.
+
+        Whoever wants colours in a pipe has a pager behind it, and gets Markdown too.
+        """
         interactive = sys.stdout.isatty()
         return cls(
             out=sys.stdout,
             status=sys.stderr,
             stream=stream,
             reasoning=reasoning and interactive,
-            color=interactive and wants_color(),
+            color=wants_color(color),
             progress=sys.stderr.isatty() and not quiet,
-            markdown=markdown and interactive and os.environ.get("TERM") != "dumb",
+            markdown=markdown and (color == "always" or (interactive and os.environ.get("TERM") != "dumb")),
+            pager=not interactive,
         )
 
     def load_ahead(self) -> None:
@@ -71,9 +86,11 @@ class View:
             threading.Thread(target=import_module, args=("localllm.terminal.live",), daemon=True).start()
 
 
-def wants_color() -> bool:
-    """The NO_COLOR convention (no-color.org), and terminals that have no colours."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def wants_color(color: Color = "auto") -> bool:
+    """Whether stdout gets colours: as said, or else where it is a terminal with colours, but for $NO_COLOR."""
+    if color != "auto":
+        return color == "always"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def size(stream: TextIO) -> tuple[int, int]:
@@ -159,8 +176,10 @@ class _Writer(Protocol):
 def _new_writer(view: View, begun: Begun) -> _Writer:
     if not view.markdown:
         return _PlainWriter(view)
-    from localllm.terminal.live import MarkdownWriter, Screen
+    from localllm.terminal.live import MarkdownWriter, Pages, Screen
 
+    if view.pager:
+        return MarkdownWriter(Pages(view.out), view.color, view.stream, begun)
     screen = Screen(view.out, lambda: size(view.out))
     return MarkdownWriter(screen, view.color, view.stream, begun, links=opens_links(os.environ))
 

@@ -118,7 +118,7 @@ class Repl:
                     self._editing = text
                 case said:
                     self._say(said)
-        elif text := keys.unquoted(line).strip():
+        elif (text := keys.unquoted(line).strip()) or self._context.asks_by_itself:
             self._ask(text, instead=editing)
 
     def _ask(self, text: str, instead: bool) -> None:
@@ -131,14 +131,17 @@ class Repl:
         for other in others:
             self._say(f"@{other} is no file here, so it stays text")
         files = list(dict.fromkeys([*self._context.files, *read]))
-        question = attachments.with_files(text, files)
+        template = self._context.template
+        question = attachments.with_files(text, files, template)
         coming = Coming(question, replaces_last=instead)
         if self._leaves_little_room(coming):
             self._make_room(coming)
         send = self._chat.instead if instead else self._chat.turn
-        self._context.typed[question] = (text, list(self._context.files))
+        if not template:
+            self._context.typed[question] = (text, list(self._context.files))
         self._answer(partial(send, question), coming, _NOT_KEPT)
         self._context.files.clear()
+        self._context.template = None
 
     def _answer(
         self, begin: Callable[[Cancel, bool], Iterator[Event]], coming: Coming, without: str = _UNCHANGED
