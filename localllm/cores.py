@@ -20,6 +20,15 @@ def default_threads(root: Path = Path("/")) -> int:
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
+def overload() -> float | None:
+    """The system's load over the last minute where it exceeds its processors, as our own threads never do; else None.
+
+    Then other programs take their time.
+    """
+    load = os.getloadavg()[0]
+    return load if load > (os.cpu_count() or 1) else None
+
+
 def quota_cores(root: Path = Path("/")) -> float | None:
     """How many cores' time the control groups of this process allow (Linux); None for as much as there is."""
     groups = [root / "sys/fs/cgroup"]

@@ -322,12 +322,13 @@ def toolbar(
     info: ModelInfo, context_tokens: int, stats: TurnStats | None, ceiling_tok_s: float | None, width: int
 ) -> str:
     """One line under the input: the model, its context, and what the last answer had; as much as there is room for."""
-    share = 100 * context_tokens / info.n_ctx
-    used = f"{context_tokens:,}/{info.n_ctx:,} ({share:.0f} %)" if context_tokens else f"{info.n_ctx:,}"
+    used_share = 100 * context_tokens / info.n_ctx
+    used = f"{context_tokens:,}/{info.n_ctx:,} ({used_share:.0f} %)" if context_tokens else f"{info.n_ctx:,}"
     parts = [info.name, f"context {used}"]
     if stats is not None:
         if stats.decode_tok_s is not None:
-            of_ceiling = f" ({100 * stats.decode_tok_s / ceiling_tok_s:.0f} % of the ceiling)" if ceiling_tok_s else ""
+            share = stats.passes_s / ceiling_tok_s if stats.passes_s and ceiling_tok_s else None
+            of_ceiling = f" ({100 * share:.0f} % of the ceiling)" if share is not None else ""
             parts.append(f"{stats.decode_tok_s:,.1f} tok/s{of_ceiling}")
         parts.append(f"{stats.cached_tokens:,} cached")
         if stats.acceptance_rate is not None:

@@ -232,7 +232,7 @@ class Repl:
 
     def _toolbar(self) -> str:
         chat = self._chat
-        ceiling = self._ceiling.tok_s(chat.last.context_tokens) if chat.last else None
+        ceiling = self._ceiling.tok_s(chat.last.decode_depth) if chat.last else None
         used, width = 0, render.columns(self._context.view.out) - 1
         with suppress(LocalLLMError):  # a template that fails is told with the next question
             used = chat.context_tokens
