@@ -49,7 +49,7 @@ def answered(subject: Subject, here: Machine, question: Question) -> Result:
     found = last(subject.files) if subject.files else None
     if found is None or found.on_gpu == on_processor:
         return result
-    return replace(result, measured_tok_s=found.tok_s, measured_when=found.when)
+    return replace(result, measured_tok_s=found.tok_s, measured_when=found.told_when)
 
 
 def models(here: Machine, question: Question, kv: KvType) -> Iterator[tuple[Subject, Result] | LocalLLMError]:
