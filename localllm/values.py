@@ -214,11 +214,16 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Prefill has computed ``done`` of ``total`` prompt tokens; ``cached`` of them were there before."""
+    """Prefill has computed ``done`` of ``total`` prompt tokens; ``cached`` of them were there before.
+
+    The next event comes when it has computed ``until``; ``tok_s`` is the rate to expect (tokens per second), if known.
+    """
 
     done: int
     total: int
     cached: int
+    until: int = 0
+    tok_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
