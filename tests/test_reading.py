@@ -3,13 +3,19 @@
 import io
 import re
 import time
+from dataclasses import replace
 
 import pytest
-from fakes import END, FakeDecoder, fake_engine
+from fakes import END, FakeDecoder, fake_engine, says
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localllm.cancel import Cancel
+from localllm.cli import going_on
 from localllm.engine.pace import Pace
+from localllm.session.chat import Chat
+from localllm.session.recording import Recorder
+from localllm.session.transcripts import Transcripts
 from localllm.terminal.reading import done_by, told
 from localllm.terminal.render import View, collect, show
 from localllm.values import Message, Progress, Prompt, Text, TurnEnd, TurnStats
@@ -145,3 +151,76 @@ def test_a_rate_lies_between_those_of_the_wide_slices(slices):
     for _ in range(2):  # while a prompt is read, and at the beginning of the next one
         assert pace.tok_s is None if not rates else min(rates) * 0.999 <= pace.tok_s <= max(rates) * 1.001
         pace.begin()
+
+
+# --- why all is read anew ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("anew", "cached", "told_it"),
+    [("the system prompt was changed", 30, True), ("", 30, False), ("the system prompt was changed", 1500, False)],
+)
+def test_why_a_conversation_is_read_anew_is_told_where_that_takes_long(anew, cached, told_it):
+    """After a second, once, in a line that stays; not where most of it is in the cache after all."""
+    status = io.StringIO()
+
+    def events():
+        yield Progress(cached, 2000, cached, 2000, 100.0)
+        assert "anew" not in status.getvalue()
+        end_s = time.monotonic() + (20 if told_it else 1.6)
+        while "anew" not in status.getvalue() and time.monotonic() < end_s:
+            time.sleep(0.02)
+        yield Progress(2000, 2000, cached, 2000, 100.0)
+        yield LAST
+
+    show(events(), View(io.StringIO(), status, progress=True, anew=anew))
+    line = "\r\x1b[Kthe system prompt was changed: all of it is read anew\n"
+    assert status.getvalue().count("anew") == status.getvalue().count(line) == told_it
+
+
+def test_a_chat_knows_why_it_is_read_anew():
+    """Another system prompt or model, where something was said; no longer when it was read."""
+
+    def engine():
+        return fake_engine(FakeDecoder(says(b"ok")))
+
+    chat = Chat(engine(), lambda engine: engine.sampling)
+    chat.system = "Be short."
+    assert chat.anew == ""  # nothing was said
+    list(chat.turn("Hi", Cancel()))
+    chat.system = "Be short."
+    assert chat.anew == ""  # as it was
+    for change, why in [
+        (lambda: setattr(chat, "system", "Be long."), "the system prompt was changed"),
+        (lambda: chat.switch(engine, engine), "the model was changed"),
+        (lambda: chat.switch(engine, engine, same_model=True), "the model was loaded anew"),
+    ]:
+        change()
+        assert chat.anew == why
+        list(chat.turn("And?", Cancel()))
+        assert chat.anew == ""
+
+
+def test_a_stored_conversation_tells_what_was_changed(tmp_path):
+    """The system prompt or the model; neither where it goes on as it was, nor where nothing was said."""
+    recorder = Recorder(tmp_path, pytest.fail)
+    recorder.keep([Message("user", "a"), Message("assistant", "b")], "Be short.", "model")
+    recorder.close()
+    with Transcripts.open_to_read(tmp_path) as transcripts:
+        before = transcripts.load(recorder.id)
+    assert going_on.changed(before, "Be short.", "model") == ""
+    assert going_on.changed(before, "", "model") == "the system prompt was changed"
+    assert going_on.changed(before, "Be short.", "other") == "the model was changed"
+    assert going_on.changed(replace(before, rows=()), "", "model") == going_on.changed(None, "", "model") == ""
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_resumed_chat_says_why_it_reads_all_anew(terminal):
+    """As its user has it: the same question is asked of a conversation whose system prompt is another one."""
+    chat = terminal("--max-tokens", "3", "--no-cache", "--threads", "1", "--system", "Be short.")
+    chat.asks("the sea and the river and the clouds " * 150)
+    chat.ready()
+    chat.types("/exit\r")
+    again = terminal("-c", "--max-tokens", "3", "--no-cache", "--threads", "1", "--system", "Be long.")
+    assert "the system prompt was changed: all of it is read anew" in again.asks("And?")

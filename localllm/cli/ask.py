@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -140,6 +140,8 @@ def ask(
         fitted = question.fitted(engine, said, sampling, cancel)
         for note in question.notes(fitted, engine.info):
             told(note)
+        changed = going_on.changed(before, question.system, engine.info.reference)
+        form = replace(form, view=replace(view, anew=changed))
         end = write(engine.reply(fitted.prompt, sampling, cancel, form.hold_unopened, constraint=constraint), form)
     recorder = going_on.recorder(before, told) if log and not raw else None
     if end.message.text or end.message.reasoning:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Start:
     """What a conversation begins with. ``choose`` puts what the user chose over a model's own sampling.
 
-    ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user.
+    ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user; ``changed`` is why what was
+    ``said`` has to be read anew.
     """
 
     located: "Located"
@@ -38,6 +39,7 @@ class Start:
     recorder: "Recorder | None"
     view: "View"
     when_full: WhenFull = "ask"
+    changed: str = ""
 
 
 def find(reference: str | None) -> "Located":
@@ -112,6 +114,7 @@ def converse(start: Start) -> int:
         start.said,
         start.recorder or (lambda _: None),
     )
+    chat.anew = start.changed
     loaded = _Loaded(chat, start.located, start.settings)
     try:
         leave_on_signals()

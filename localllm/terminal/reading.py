@@ -12,16 +12,21 @@ from typing import TextIO
 from localllm.values import Progress
 
 AFTER_S = 0.5  # what takes less needs no line
+NOTE_AFTER_S = 1.0  # what takes less needs no reason
 _LONG_TOKENS = 512  # to read: a slice; such a prompt has its line at once
 _TICK_S = 0.25
 _STEADY = 0.7  # of a slice, that goes by the rate; the rest ever slower, as it may take longer than expected
 
 
 class ReadingLine:
-    """One line that is rewritten in place, and then taken away. ``width`` tells the columns there are for it."""
+    """One line that is rewritten in place, and then taken away. ``width`` tells the columns there are for it.
 
-    def __init__(self, status: TextIO, enabled: bool, width: Callable[[], int]) -> None:
+    ``anew`` is why all of a conversation has to be read anew, if it has: a line that stays, where that takes long.
+    """
+
+    def __init__(self, status: TextIO, enabled: bool, width: Callable[[], int], anew: str = "") -> None:
         self._status, self._enabled, self._width = status, enabled, width
+        self._anew = anew
         self._lock = threading.Lock()
         self._begin_s = time.monotonic()
         self._event: Progress | None = None
@@ -68,6 +73,10 @@ class ReadingLine:
             return
         if event.total - event.cached < _LONG_TOKENS and now_s - self._begin_s < AFTER_S:
             return
+        mostly_anew = 2 * event.cached < event.total and event.done < event.total
+        if self._anew and mostly_anew and now_s - self._begin_s > NOTE_AFTER_S:
+            self._write(f"{self._anew}: all of it is read anew\n")
+            self._anew = ""
         self._done = max(self._done, done_by(event, now_s - self._since_s))
         self._write(told(event, self._done, now_s - self._begin_s)[: self._width() - 1])  # in one row alone it can go
         self._shown = True

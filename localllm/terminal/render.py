@@ -35,7 +35,10 @@ _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How to show an answer. ``stream`` False writes it in one piece at its end; ``markdown`` needs a terminal."""
+    """How to show an answer. ``stream`` False writes it in one piece at its end; ``markdown`` needs a terminal.
+
+    ``anew`` is why all of a conversation has to be read anew, if it has; told where that takes long.
+    """
 
     out: TextIO
     status: TextIO
@@ -44,6 +47,7 @@ class View:
     color: bool = False
     progress: bool = False
     markdown: bool = False
+    anew: str = ""
 
     @classmethod
     def of_terminal(
@@ -135,7 +139,7 @@ def collect(events: Iterator[Event], view: View) -> TurnEnd:
 
 
 def _reading_line(view: View) -> ReadingLine:
-    return ReadingLine(view.status, view.progress, lambda: columns(view.status))
+    return ReadingLine(view.status, view.progress, lambda: columns(view.status), view.anew)
 
 
 def put(text: str, view: View) -> None:

@@ -7,6 +7,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -154,7 +155,8 @@ class Repl:
 
     def _show(self, begin: Callable[[Cancel, bool], Iterator[Event]]) -> TurnEnd:
         with self._stoppable() as cancel:
-            return render.show(begin(cancel, not self._context.view.reasoning), self._context.view)
+            view = replace(self._context.view, anew=self._chat.anew)
+            return render.show(begin(cancel, not view.reasoning), view)
 
     @contextmanager
     def _stoppable(self) -> Iterator[Cancel]:
