@@ -1,10 +1,14 @@
-"""How many cores this process may compute on: the processor's, and what a container leaves of them."""
+"""How many cores this process may compute on: the processor's, what a container leaves of them, and other programs."""
 
 import os
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+PREEMPTIONS_PER_S = 60  # an idle machine shows some 30, one with another busy process 100 to 300
+_LEAST_S = 0.1  # of computing, to judge it
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -27,6 +31,24 @@ def overload() -> float | None:
     """
     load = os.getloadavg()[0]
     return load if load > (os.cpu_count() or 1) else None
+
+
+def preemptions() -> int:
+    """How often this process has had to give up a core to another so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+class Watch:
+    """Whether other programs have taken cores away from this process since it was made."""
+
+    def __init__(self) -> None:
+        self._begin_s, self._before = time.process_time(), preemptions()
+
+    @property
+    def disturbed(self) -> bool:
+        """Steadily, that is. By seconds of computing: the more others compute, the less is left to be taken away."""
+        computed_s = max(_LEAST_S, time.process_time() - self._begin_s)
+        return preemptions() - self._before > PREEMPTIONS_PER_S * computed_s
 
 
 def quota_cores(root: Path = Path("/")) -> float | None:

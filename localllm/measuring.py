@@ -8,9 +8,8 @@ from localllm.app import Located, open_engine
 from localllm.cancel import Cancel
 from localllm.ceiling.quantisations import precision
 from localllm.config import Settings
-from localllm.cores import default_threads
+from localllm.cores import Watch, default_threads
 from localllm.engine.engine import Engine
-from localllm.engine.threads import Watch
 from localllm.errors import LocalLLMError
 from localllm.measured import Measurement, keep
 from localllm.subjects import of_local
