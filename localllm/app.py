@@ -118,8 +118,10 @@ def open_engine(
 
     from localllm import drafting
     from localllm.ceiling.measure import available_memory_bytes
+    from localllm.engine.cost_memory import place
     from localllm.engine.engine import Engine
     from localllm.engine.llama import LlamaDecoder, devices
+    from localllm.engine.pace import Pace
 
     gpus, ram_bytes = devices(), available_memory_bytes()
     options, reason = load_options(shape, settings, gpus, ram_bytes)
@@ -136,7 +138,8 @@ def open_engine(
         raise
     prefix = _prefix_cache(decoder, target, settings.cache_writes) if settings.cache else None
     info = _info(target, decoder, reason)
-    return Engine(decoder, _template(shape, decoder), info, _sampling(model), stepper, prefix)
+    pace = Pace(place(config.cache_dir() / "pace", model.files, options))
+    return Engine(decoder, _template(shape, decoder), info, _sampling(model), stepper, prefix, pace)
 
 
 def _try_first(cancel: Cancel, loadable: "Loadable", tell: Callable[[Download], None] = lambda _: None) -> None:

@@ -1,10 +1,14 @@
-"""How many cores this process may compute on: the processor's, and what a container leaves of them."""
+"""How many cores this process may compute on: the processor's, what a container leaves of them, and other programs."""
 
 import os
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+PREEMPTIONS_PER_S = 60  # an idle machine shows some 30, one with another busy process 100 to 300
+_LEAST_S = 0.1  # of computing, to judge it
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -18,6 +22,33 @@ def default_threads(root: Path = Path("/")) -> int:
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores, quota = len({_siblings(cpu) for cpu in usable}), quota_cores(root)
     return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def overload() -> float | None:
+    """The system's load over the last minute where it exceeds its processors, as our own threads never do; else None.
+
+    Then other programs take their time.
+    """
+    load = os.getloadavg()[0]
+    return load if load > (os.cpu_count() or 1) else None
+
+
+def preemptions() -> int:
+    """How often this process has had to give up a core to another so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+class Watch:
+    """Whether other programs have taken cores away from this process since it was made."""
+
+    def __init__(self) -> None:
+        self._begin_s, self._before = time.process_time(), preemptions()
+
+    @property
+    def disturbed(self) -> bool:
+        """Steadily, that is. By seconds of computing: the more others compute, the less is left to be taken away."""
+        computed_s = max(_LEAST_S, time.process_time() - self._begin_s)
+        return preemptions() - self._before > PREEMPTIONS_PER_S * computed_s
 
 
 def quota_cores(root: Path = Path("/")) -> float | None:

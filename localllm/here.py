@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from localllm.app import built_for_gpus
-from localllm.ceiling.advice import advice
+from localllm.ceiling.advice import savings
 from localllm.ceiling.answer import Question, Result, Subject, answer, at_depths
 from localllm.ceiling.detection import Detected, detected, main_memory
 from localllm.ceiling.machine import Machine
@@ -49,7 +49,7 @@ def answered(subject: Subject, here: Machine, question: Question) -> Result:
     found = last(subject.files) if subject.files else None
     if found is None or found.on_gpu == on_processor:
         return result
-    return replace(result, measured_tok_s=found.tok_s, measured_when=found.when)
+    return replace(result, measured_tok_s=found.tok_s, measured_when=found.told_when)
 
 
 def models(here: Machine, question: Question, kv: KvType) -> Iterator[tuple[Subject, Result] | LocalLLMError]:
@@ -80,10 +80,9 @@ class Bound:
         weights_s = 1 / self.ceiling_tok_s(0)
         return passes_s * weights_s, passes_s * (1 / self.ceiling_tok_s(depth) - weights_s)
 
-    def advice(self, depth: int) -> list[str]:
-        """What would make it faster behind so many tokens, each with its number."""
-        question = replace(self.question, ctx=depth)
-        return advice(self.subject, answered(self.subject, self.machine, question), question)
+    def advice(self, passes_s: float, depth: int) -> list[str]:
+        """What would make passes faster of which there are so many in a second, each with its number."""
+        return list(savings(self.subject, depth, *self.shares(passes_s, depth)))
 
 
 def bound(model: LocalModel, info: ModelInfo) -> Bound:

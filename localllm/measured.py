@@ -35,11 +35,17 @@ class Measurement:
     points: tuple[tuple[int, float], ...]
     kv_bytes: tuple[int, ...]  # read at each depth
     prefill_flops: float | None = None  # operations per second that reading a prompt reached
+    disturbed: bool = False  # other programs computed all the while: the machine can do better
 
     @property
     def tok_s(self) -> float:
         """At the shallowest depth."""
         return self.points[0][1]
+
+    @property
+    def told_when(self) -> str:
+        """When, for a person, and what to think of it."""
+        return f"{self.when} UTC" + (", while other programs computed" if self.disturbed else "")
 
     @property
     def rates(self) -> Rates:
@@ -54,13 +60,16 @@ def last(files: Sequence[Path]) -> Measurement | None:
 
 
 def learned(files: Sequence[Path] = ()) -> Learned | None:
-    """What all models that were measured on the processor tell of the model in these files; None where none was."""
-    measurements = [measurement for measurement in _all() if not measurement.on_gpu]
+    """What all models that were measured on the processor tell of the model in these files; None where none was.
+
+    What was measured while other programs computed tells nothing about the machine.
+    """
+    measurements = [measurement for measurement in _all() if not (measurement.on_gpu or measurement.disturbed)]
     found = [measurement.rates for measurement in measurements]
     own = last(files) if files else None
     if not found:
         return None
-    mine = own if own and not own.on_gpu else None
+    mine = own if own and not (own.on_gpu or own.disturbed) else None
     flops = [mine.prefill_flops] if mine else [measurement.prefill_flops for measurement in measurements]
     known = [each for each in flops if each]
     return Learned(tuple(found), mine.rates if mine else None, statistics.geometric_mean(known) if known else None)
@@ -101,6 +110,7 @@ def _read(path: Path | None) -> Measurement | None:
             points=points,
             kv_bytes=tuple(int(size) for size in said["kv_bytes"]),
             prefill_flops=float(said["prefill_flops"]) if said.get("prefill_flops") else None,
+            disturbed=bool(said.get("disturbed")),
         )
     except (KeyError, OSError, OverflowError, RecursionError, StopIteration, TypeError, ValueError):
         return None
@@ -110,9 +120,14 @@ def _read(path: Path | None) -> Measurement | None:
 
 
 def keep(files: Sequence[Path], found: Measurement) -> None:
-    """Remember what was measured of the model in these files. A folder that cannot be written remembers nothing."""
-    path = _path(files)
+    """Remember what was measured of the model in these files: the last time that nobody disturbed, else the best.
+
+    A folder that cannot be written remembers nothing.
+    """
+    path, before = _path(files), last(files)
     if path is None:
+        return
+    if found.disturbed and before and not (before.disturbed and before.tok_s < found.tok_s):
         return
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -189,6 +189,20 @@ class TurnStats:
         """Tokens that one pass over the weights gave while decoding."""
         return self.step_tokens / self.steps if self.steps and self.step_tokens else None
 
+    @property
+    def passes_s(self) -> float | None:
+        """Passes over the weights per second while decoding: tokens per second, over the tokens that a pass gave.
+
+        Held against a ceiling, which bounds passes, this is the share of it that an answer reached: guesses that were
+        right make an answer faster, and change nothing about how well memory is used.
+        """
+        return self.decode_tok_s / (self.tokens_per_step or 1) if self.decode_tok_s else None
+
+    @property
+    def decode_depth(self) -> int:
+        """Tokens that a pass in the middle of the answer had before it."""
+        return max(0, self.context_tokens - self.output_tokens // 2)
+
     def inter_token_percentile(self, percent: float) -> float | None:
         """The given percentile of the inter-token latency in seconds, by the nearest-rank method."""
         return percentile(self.inter_token_s, percent)
@@ -203,11 +217,16 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Prefill has computed ``done`` of ``total`` prompt tokens; ``cached`` of them were there before."""
+    """Prefill has computed ``done`` of ``total`` prompt tokens; ``cached`` of them were there before.
+
+    The next event comes when it has computed ``until``; ``tok_s`` is the rate to expect (tokens per second), if known.
+    """
 
     done: int
     total: int
     cached: int
+    until: int = 0
+    tok_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

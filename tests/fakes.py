@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from localllm.engine.decoder import ControlToken, TokenFilter
 from localllm.engine.engine import Engine
+from localllm.engine.pace import Pace
 from localllm.engine.stepper import Stepper
 from localllm.engine.template import ChatTemplate
 from localllm.values import ModelInfo, Sampling
@@ -178,7 +179,9 @@ def says(answer: bytes | Sequence[int], prompt_end: bytes = b"assistant\n") -> R
     return rule
 
 
-def fake_engine(decoder: FakeDecoder, template: str = CHATML, stepper: Stepper | None = None) -> Engine:
+def fake_engine(
+    decoder: FakeDecoder, template: str = CHATML, stepper: Stepper | None = None, pace: Pace | None = None
+) -> Engine:
     info = ModelInfo("fake", decoder.n_ctx, "default", "f16", True, 1, 0, 1, True, "fake")
     chat_template = ChatTemplate.of_model(template, "<s>", "<|im_end|>")
-    return Engine(decoder, chat_template, info, Sampling(temperature=0), stepper)
+    return Engine(decoder, chat_template, info, Sampling(temperature=0), stepper, pace=pace)

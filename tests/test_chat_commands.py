@@ -443,7 +443,7 @@ def test_eighty_columns_hold_all_of_the_toolbar(name, context, cached, decode_s)
     """And sixty a share of it: words go before parts, and the middle of a long name before either."""
     info = replace(INFO, name=name, n_ctx=32_768)
     stats = replace(STATS, context_tokens=context, cached_tokens=cached, decode_s=decode_s)
-    line = toolbar(info, context, stats, 4 * stats.decode_tok_s, 79)
+    line = toolbar(info, context, stats, 4 * stats.passes_s, 79)
     assert len(line) <= 79 and line[0] == name[0] and line.split(" · ")[0][-1] == name[-1]
     for part in (r"tok/s\W+25 %", f"{cached:,} cached", "62 % drafts", rf"{context:,}/32,768"):
         assert re.search(part, line), line
@@ -480,6 +480,44 @@ def test_why_adds_up():
     assert "25.0 passes per second, 2.00 tokens each: 31 % of that ceiling" in text
     assert "25 % for the weights and 6 % for the KV cache; 69 %" in text
     assert "prefill read 50 tokens at 100 tok/s" in text and "150 more were in the KV cache" in text
+    # One share everywhere: of the passes, which guesses do not make more.
+    assert "(31 % of the ceiling)" in toolbar(INFO, 300, STATS, bound.ceiling_tok_s(STATS.decode_depth), 200)
+
+
+@given(
+    weights_bytes=st.integers(10**8, 10**10),
+    per_token=st.integers(0, 10**6),
+    passes_s=st.floats(0.1, 1000),
+    depth=st.integers(0, 8192),
+)
+def test_no_advice_saves_more_than_it_can_touch(weights_bytes, per_token, passes_s, depth):
+    """Amdahl's law: smaller weights save of the weights' share, a smaller cache of the cache's; under 3 % is none."""
+    workload = Workload(weights_bytes, weights_bytes, lambda n: n * per_token, lambda n: n * per_token)
+    subject = Subject("model", workload, "f16", quantisation="Q4_K_M")
+    bound = Bound(subject, Machine((device(100, None),)), Question(ctx=8192))
+    weights, cache = bound.shares(passes_s, depth)
+    weights, cache = weights / max(1, weights + cache), cache / max(1, weights + cache)
+    gains = []
+    for line in bound.advice(passes_s, depth):
+        touched = weights if "instead of" in line else cache
+        gains.append(float(re.search(r"at most ([\d,.]+) ×", line)[1]))
+        assert 1.03 <= gains[-1] <= 1 / (1 - touched + 1e-9) + 0.01
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_why_says_that_other_programs_take_the_cores():
+    """Where memory is less than half of the time, and only then; where it is next to nothing no saving is advised."""
+    workload = Workload(10**9, 10**9, kv_held=lambda n: n * 10**4, kv_read=lambda n: n * 10**4)
+    subject = Subject("model", workload, "f16", quantisation="Q4_K_M")
+
+    def said(bandwidth_gb_s, overload):
+        bound = Bound(subject, Machine((device(bandwidth_gb_s, None),)), Question(ctx=8192))
+        return why(STATS, INFO, bound, overload)
+
+    assert "load of this machine is 3.4" in said(200, 3.4)  # memory: 13 %
+    assert "would help" not in said(1000, 3.4)
+    assert "load of this machine" not in said(200, None)
+    assert "load of this machine" not in said(30, 3.4) and "would help: Q" in said(30, 3.4)  # memory: 84 %
 
 
 def test_all_turns_are_summed_up():

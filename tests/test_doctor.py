@@ -24,6 +24,7 @@ from localllm.doctor.finding import Finding, examine, ok
 from localllm.engine.prefix_store import ROOT, PrefixStore, entries
 from localllm.errors import UsageError
 from localllm.measured import Measurement, keep
+from localllm.models.gguf import read_header
 
 PROGRAM = [sys.executable, "-m", "localllm", "doctor"]
 NAMES = {
@@ -314,15 +315,30 @@ def test_the_draft_of_the_default_model(offline, tmp_path):
     assert doctor(LOCALLLM_MODEL="target", code=1)["draft"].status == "problem"
 
 
-def test_what_was_measured_is_told(offline, tmp_path):
-    """Without --measure nothing is measured: it says how, or what was found last."""
+def test_what_was_measured_is_told(offline, tmp_path, monkeypatch):
+    """Without --measure memory alone is measured: it says how to measure the model, or what share was found last."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     path = tiny().write(tmp_path / "model.gguf")
     found = doctor(LOCALLLM_MODEL=str(path))["speed"]
-    assert (found.status, found.text) == ("ok", "not measured yet")
+    assert found.status == "ok" and re.search(
+        r"\d+\.\d GB/s of memory bandwidth, measured.*; .* not measured yet", found.text
+    )
     assert f"localllm ceiling {path.name} --measure" in found.advice
-    keep((path,), Measurement("m", "4", 2, False, "2026-01-02 03:04", 10**9, ((48, 12.5),), (0,)))
-    text = doctor(LOCALLLM_MODEL=str(path))["speed"].text
-    assert "12.5 tokens/s when decoding, 12 GB/s read, measured 2026-01-02 03:04" in text
+    streamed_bytes = read_header(path).streamed_bytes
+    keep((path,), Measurement("m", "4", 2, False, "2026-01-02 03:04", streamed_bytes, ((48, 99999.5),), (0,)))
+    told, number = doctor(LOCALLLM_MODEL=str(path))["speed"].text, r"(\d[\d.]*)"
+    shown = re.search(rf"99999\.5 tokens/s .*, {number} % of the ceiling \({number} at {number} GB/s, measured", told)
+    share, ceiling_tok_s, bandwidth_gb_s = (float(value) for value in shown.groups())
+    assert abs(share - 100 * 99999.5 / ceiling_tok_s) < 0.6
+    assert ceiling_tok_s * streamed_bytes == pytest.approx(bandwidth_gb_s * 1e9, rel=0.05)
+    assert told.endswith("measured 2026-01-02 03:04 UTC")
+    path.write_bytes(path.read_bytes() + b"0")  # another file, not measured
+    keep((path,), Measurement("m", "4", 2, False, "2026-01-02 03:04", 10**9, ((48, 12.5),), (0,), disturbed=True))
+    busy = doctor(LOCALLLM_MODEL=str(path))["speed"]
+    assert busy.status == "warning" and busy.text.endswith("UTC, while other programs computed")
+    assert "measure again" in busy.advice
+    monkeypatch.setattr(os, "getloadavg", lambda: (999.0, 0.0, 0.0))  # now others compute, too
+    assert "measured while other programs compute (load 999.0)" in doctor(LOCALLLM_MODEL=str(path))["speed"].text
 
 
 @pytest.mark.model
@@ -330,7 +346,9 @@ def test_what_was_measured_is_told(offline, tmp_path):
 def test_measuring(offline, smollm2):
     """--measure runs the default model, and tells its share of the ceiling."""
     found = program("--measure", LOCALLLM_MODEL=str(smollm2))["speed"]
-    assert re.search(r"\d+\.\d tokens/s when decoding, \d+% of the ceiling \(\d+\.\d at \d+ GB/s\)", found.text)
+    assert re.search(
+        r"\d+\.\d tokens/s when decoding, \d+ % of the ceiling \(\d+\.\d at \d+\.\d GB/s, measured", found.text
+    )
 
 
 # --- the disk ------------------------------------------------------------------------------------------------------

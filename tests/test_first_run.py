@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,15 @@ from servers import COMMIT, Site
 from terminals import PROGRAM, Terminal
 
 from localllm import choosing, config, default
+from localllm.ceiling.hardware import Hardware
+from localllm.ceiling.machine import Machine
 from localllm.choosing import RECOMMENDED
 from localllm.cli.first_run import choose_default
 from localllm.default import Choice, default_model, last_choice
+from localllm.measured import Measurement, keep
 from localllm.models import hub
 from localllm.models.catalog import HubSource, ModelSpec, load_catalog
+from localllm.models.gguf import read_header
 from localllm.models.shapes import known_shape
 from localllm.models.store import find
 
@@ -138,6 +143,23 @@ def test_a_slow_model_of_ones_own_is_better_than_none(fresh, capsys, monkeypatch
     put(CATALOG["llama-3.2-1b"], sized(20))
     choose_default(None)
     assert said(capsys)[0].startswith("localllm: using llama-3.2-1b: the fastest on this disk that fits here: ")
+
+
+@pytest.mark.parametrize(("share", "counts"), [(0.01, False), (0.3, True)])
+def test_a_rate_measured_on_a_busy_machine_chooses_no_smaller_model(fresh, capsys, monkeypatch, share, counts):
+    """What was measured counts, but where it is far below what the bandwidth of memory lets expect."""
+    machine = Machine((Hardware("CPU", "cpu", 25.0, 10**12, "measured", ""),))
+    monkeypatch.setattr(choosing, "this_machine", lambda: (machine, []))
+    path = put(CATALOG["llama-3.2-3b"], sized(80))
+    put(CATALOG["llama-3.2-1b"], sized(20))
+    streamed_bytes = read_header(path).streamed_bytes
+    ceiling_tok_s = 25e9 / streamed_bytes
+    keep([path], Measurement("m", "8", 2, False, "", streamed_bytes, ((48, share * ceiling_tok_s),), (0,)))
+    choose_default(None)
+    (line,) = said(capsys)
+    told_tok_s = float(re.search(r"about (\d+) tokens/s", line)[1])
+    assert "using llama-3.2-3b" in line
+    assert told_tok_s == pytest.approx((share if counts else 0.5) * ceiling_tok_s, rel=0.1)
 
 
 def test_models_that_hold_no_conversation_are_passed_over_once(fresh, tmp_path, capsys):

@@ -12,6 +12,8 @@ from localllm.ceiling.quantisations import LADDER, bits_per_weight, precision
 from localllm.ceiling.roofline import Experts, Workload
 
 _WORTH = 1.05  # times as fast; less is not worth a line
+_SAVES = 1.03  # the same, for an answer that was measured
+_Q8_0 = 17 / 32  # of the bytes of f16
 _MANY_USERS = 4  # from here on a server that batches is worth a thought
 _LONG_PROMPT = 8  # times the output: then reading is what takes time
 _STEPS_DOWN = 2
@@ -28,6 +30,28 @@ def advice(subject: Subject, result: Result, question: Question) -> list[str]:
         *_draft(result),
         *_stack(result, question),
     ]
+
+
+def savings(subject: Subject, depth: int, weights: float, kv: float) -> Iterator[str]:
+    """What would make an answer behind ``depth`` tokens faster that was measured, the most useful first.
+
+    ``weights`` and ``kv`` are the shares of its time that reading them takes. What makes one of them smaller saves at
+    most that share (Amdahl's law), whatever it would do if memory were all; what saves next to nothing is left out.
+    """
+    weights, kv = (share / max(1.0, weights + kv) for share in (weights, kv))
+    workload, unknown, found = subject.workload, "quality not measured", list[tuple[float, str, str]]()
+    for quant, other in list(_smaller(subject))[:_STEPS_DOWN]:
+        saved = weights * (1 - other.workload.streamed_bytes / workload.streamed_bytes)
+        why = f"the weights take {100 * weights:.0f} % of the time; {unknown}"
+        found.append((saved, f"{quant} instead of {subject.quantisation}", why))
+    cache = f"the KV cache takes {100 * kv:.0f} % of the time"
+    if subject.kv == "f16":
+        found.append((kv * (1 - _Q8_0), "--kv q8_0", f"{cache}; {unknown}"))
+    if read := workload.kv_read(depth):
+        found.append((kv * (1 - workload.kv_read(depth // 2) / read), "half the context", cache))
+    for saved, what, why in sorted(found, reverse=True):
+        if 1 / (1 - saved) >= _SAVES:
+            yield f"{what}: at most {1 / (1 - saved):.2f} × ({why})"
 
 
 def _rate(result: Result) -> float:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -144,6 +144,8 @@ def ask(
         sampling = filled.with_room_to_reason(sampling, fitted.prompt.reasoning)
         for note in question.notes(fitted, engine.info):
             told(note)
+        changed = going_on.changed(before, question.system, engine.info.reference)
+        form = replace(form, view=replace(view, anew=changed))
         end = write(engine.reply(fitted.prompt, sampling, cancel, form.hold_unopened, constraint=constraint), form)
     recorder = going_on.recorder(before, told) if log and not raw else None
     if end.message.text or end.message.reasoning:

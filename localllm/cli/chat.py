@@ -79,18 +79,21 @@ def chat(
         said = engine.believed(before.messages) if before else ()
         view = View.of_terminal(reasoning=not hide_reasoning, markdown=markdown, color=color)
         view.load_ahead()  # while the first question is typed
+        system = readable(system)
+        changed = going_on.changed(before, system, engine.info.reference)
         return converse(
             Start(
                 located,
                 engine,
                 settings,
                 choose,
-                readable(system),
+                system,
                 said,
                 notices,
                 recorder,
                 view,
                 when_full,
+                changed,
                 typed,
                 files,
                 filled if template else None,

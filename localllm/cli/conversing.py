@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class Start:
     """What a conversation begins with. ``choose`` puts what the user chose over a model's own sampling.
 
-    ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user. ``typed`` are keys for the
-    first input line, ``files`` and ``template`` are for the first message.
+    ``recorder`` keeps what is said, if anything does; ``notices`` are told to the user; ``changed`` is why what was
+    ``said`` has to be read anew. ``typed`` are keys for the first input line, ``files`` and ``template`` are for the
+    first message.
     """
 
     located: "Located"
@@ -42,6 +43,7 @@ class Start:
     recorder: "Recorder | None"
     view: "View"
     when_full: WhenFull = "ask"
+    changed: str = ""
     typed: str = ""
     files: Sequence["Attachment"] = ()
     template: "Filled | None" = None
@@ -119,6 +121,7 @@ def converse(start: Start) -> int:
         start.said,
         start.recorder or (lambda _: None),
     )
+    chat.anew = start.changed
     loaded = _Loaded(chat, start.located, start.settings)
     try:
         leave_on_signals()

@@ -42,6 +42,17 @@ def model_for(conversation: "Conversation | None", chosen: str | None) -> str | 
     return reference
 
 
+def changed(conversation: "Conversation | None", system: str, model: str) -> str:
+    """What is not as it was when the conversation was stored, so that all of it is read anew; "" where nothing is."""
+    if conversation is None or not conversation.messages:
+        return ""
+    from localllm.session.chat import MODEL_CHANGED, SYSTEM_CHANGED
+
+    if conversation.summary.model != model:
+        return MODEL_CHANGED
+    return SYSTEM_CHANGED if conversation.summary.system != system else ""
+
+
 def recorder(conversation: "Conversation | None", tell: Callable[[str], None]) -> "Recorder":
     """What keeps a conversation, from its beginning or as it goes on."""
     from localllm.session.recording import Recorder

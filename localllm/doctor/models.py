@@ -6,15 +6,21 @@ A file is never loaded in this process: it might end it.
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
+from localllm.cores import overload
 from localllm.default import default_model
 from localllm.doctor.finding import Finding, ok, problem, warning
 from localllm.errors import LocalLLMError, ModelFileError
 from localllm.models.catalog import full_catalog
-from localllm.models.store import all_local, find, missing
+from localllm.models.store import LocalModel, all_local, find, missing
 from localllm.settings import choices
 from localllm.sizes import size_text
+
+if TYPE_CHECKING:
+    from localllm.ceiling.machine import Machine
+    from localllm.measured import Measurement
 
 _SHOWN = 3
 _CHILD_S = 20.0  # a vocabulary takes less than a second to load
@@ -123,18 +129,19 @@ def vocabularies_child() -> None:
 
 
 def speed() -> Iterator[Finding]:
-    """What `localllm ceiling --measure` has measured of the default model; measures nothing itself."""
+    """Memory's bandwidth, measured now (0.3 s), and the share of the ceiling that the default model reached last."""
+    from localllm import here
     from localllm.measured import last
 
-    model = find(default_model(), full_catalog())
-    how = f"localllm doctor --measure, or: localllm ceiling {model.name if model else 'NAME'} --measure"
+    model, (machine, _) = find(default_model(), full_catalog()), here.machine()
     found = last(model.files) if model else None
-    if model is None or found is None:
-        yield ok("speed", "not measured yet", how)
+    if model is None or found is None or found.on_gpu != (machine.first.kind != "cpu"):
+        how = f"localllm doctor --measure, or: localllm ceiling {model.name if model else 'NAME'} --measure"
+        name, bandwidth_gb_s = machine.first.name, machine.first.bandwidth_gb_s
+        text = f"{name}: {bandwidth_gb_s:.1f} GB/s of memory bandwidth, {machine.first.origin}{_busy()}"
+        yield ok("speed", f"{text}; the default model is not measured yet", how)
         return
-    read_gb_s = found.tok_s * (found.weights_bytes + found.kv_bytes[0]) / 1e9
-    text = f"{model.name}: {found.tok_s:.1f} tokens/s when decoding, {read_gb_s:.0f} GB/s read, measured {found.when}"
-    yield ok("speed", text, "against the ceiling: localllm doctor --measure")
+    yield _reached(model, found, machine, f", measured {found.told_when}")
 
 
 def measured_speed(cancel: Cancel, tell: Callable[[str], None]) -> Iterator[Finding]:
@@ -142,9 +149,8 @@ def measured_speed(cancel: Cancel, tell: Callable[[str], None]) -> Iterator[Find
 
     ``tell`` is told what is being done. Raises Cancelled.
     """
-    from localllm import here, subjects
+    from localllm import here
     from localllm.app import locate
-    from localllm.ceiling.answer import Question
     from localllm.measuring import measure
 
     model = find(default_model(), full_catalog())
@@ -152,17 +158,32 @@ def measured_speed(cancel: Cancel, tell: Callable[[str], None]) -> Iterator[Find
         yield ok("speed", "not measured: the default model is not on this disk", _pull(default_model()))
         return
     found = measure(locate(default_model()), cancel=cancel, tell=tell)
-    machine, _ = here.machine()
-    ceiling_tok_s = here.answered(subjects.of_local(model, 0, "f16"), machine, Question()).shallow.ceiling_tok_s
-    share = found.tok_s / ceiling_tok_s
-    text = (
-        f"{model.name}: {found.tok_s:.1f} tokens/s when decoding, {share:.0%} of the ceiling "
-        f"({ceiling_tok_s:.1f} at {machine.first.bandwidth_gb_s:.0f} GB/s)"
-    )
+    yield _reached(model, found, here.machine()[0], ", while other programs computed" if found.disturbed else "")
+
+
+def _reached(model: LocalModel, found: "Measurement", machine: "Machine", when: str) -> Finding:
+    """A decode rate against the ceiling."""
+    from localllm.ceiling.answer import Question, answer
+    from localllm.subjects import of_local
+
+    ceiling_tok_s = answer(of_local(model, 0, "f16"), machine, Question()).shallow.ceiling_tok_s
+    share, busy = found.tok_s / ceiling_tok_s, _busy()
+    at = f"at {machine.first.bandwidth_gb_s:.1f} GB/s, {machine.first.origin}{busy}"
+    of_ceiling = f"{100 * share:.0f} % of the ceiling ({ceiling_tok_s:.1f} {at})"
+    if busy and share > 1:  # as nothing but a bandwidth that is too low makes it
+        of_ceiling = f"a share of the ceiling that cannot be told now ({at})"
+    text = f"{model.name}: {found.tok_s:.1f} tokens/s when decoding, {of_ceiling}{when}"
+    if found.disturbed:
+        return warning("speed", text, "when nothing else runs, measure again: localllm doctor --measure")
     if share < _LEAST_SHARE:
-        yield warning("speed", text, f"what takes the time: localllm ceiling {model.name} --why")
-    else:
-        yield ok("speed", text)
+        return warning("speed", text, f"what takes the time: localllm ceiling {model.name} --why")
+    return ok("speed", text)
+
+
+def _busy() -> str:
+    """What to know of a bandwidth that is measured now."""
+    load = overload()
+    return f" while other programs compute (load {load:.1f})" if load else ""
 
 
 def _some(names: list[str]) -> str:

@@ -14,16 +14,21 @@ from localllm.engine.costs import CostModel
 from localllm.engine.drafters import ModelDrafter
 
 
+def place(folder: Path, files: Sequence[Path], how: object) -> Path | None:
+    """The file in ``folder`` for these models, run in this way as its repr tells it; None where a model is gone."""
+    try:
+        found = [(status.st_dev, status.st_ino, status.st_mtime_ns) for status in map(os.stat, files)]
+    except OSError:
+        return None
+    return folder / f"{hashlib.sha256(repr((found, how)).encode()).hexdigest()[:32]}.json"
+
+
 class CostMemory:
     """One such file in ``folder``."""
 
     def __init__(self, folder: Path, files: Sequence[Path], how: object) -> None:
         """``files`` are those of the models, ``how`` is all else that the costs depend on, as its repr tells it."""
-        self._path: Path | None = None
-        with suppress(OSError):
-            found = [(status.st_dev, status.st_ino, status.st_mtime_ns) for status in map(os.stat, files)]
-            key = hashlib.sha256(repr((found, how)).encode()).hexdigest()
-            self._path = folder / f"{key[:32]}.json"
+        self._path = place(folder, files, how)
         self._known = self._read()
 
     def _read(self) -> dict[str, float]:

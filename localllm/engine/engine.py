@@ -18,6 +18,7 @@ from typing import Self
 from localllm.cancel import Cancel
 from localllm.engine.decoder import Decoder, TokenFilter
 from localllm.engine.grammar import GrammarFilter, GrammarTokens
+from localllm.engine.pace import Pace
 from localllm.engine.prefix import PrefixCache
 from localllm.engine.prompt import PromptEncoder
 from localllm.engine.slicing import border, landmarks, pure_slices, reusable, slices
@@ -61,6 +62,7 @@ class Engine:
         sampling: Sampling | None = None,
         stepper: Stepper | None = None,
         prefix: PrefixCache | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.info = info
         self.sampling = sampling or Sampling()
@@ -68,6 +70,7 @@ class Engine:
         self._encoder = PromptEncoder(decoder.vocab, template)
         self._stepper = stepper or Stepper(decoder)
         self._prefix = prefix
+        self._pace = pace or Pace()
         self._keeping: threading.Thread | None = None
         self._pure = 0  # tokens at the beginning of the KV cache that are pure (see ``slicing``)
         self._prompt_tokens = 0  # of the last turn
@@ -165,21 +168,24 @@ class Engine:
         """
         ids, decoder = turn.prompt.ids, self._decoder
         self._stepper.prefill()
+        self._pace.begin()
         turn.cached = turn.read_to = self._reuse(ids)
         all_pure = turn.cached == self._pure
         pure = border(len(ids)) if all_pure else self._pure
         cut = partial(pure_slices, marks=landmarks(pure) if decoder.whole_only else ()) if all_pure else slices
         for start, stop in cut(turn.cached, len(ids), decoder.slice_tokens):
-            yield Progress(start, len(ids), turn.cached)
+            yield Progress(start, len(ids), turn.cached, stop, self._pace.tok_s)
             self._check_turn(turn)
+            begin_s = time.perf_counter()
             completed = decoder.feed(ids[start:stop], cancel)
             turn.read(stop if completed else start)
             if not completed:
                 return False
+            self._pace.saw(stop - start, time.perf_counter() - begin_s)
             self._pure = min(stop, pure)
             if self._prefix:
                 self._prefix.hold(pure)
-        yield Progress(len(ids), len(ids), turn.cached)
+        yield Progress(len(ids), len(ids), turn.cached, len(ids), self._pace.tok_s)
         return True
 
     def _reuse(self, ids: Sequence[int]) -> int:
@@ -258,9 +264,10 @@ class Engine:
         """Store for later processes what this one has computed; call it when the answer has reached the user.
 
         In the ``background`` it goes on until it is done or something else is asked of the engine, which waits for it.
-        Does nothing without a prefix cache.
+        Without a prefix cache that is the rate of reading alone.
         """
         prefix = self._prefix
+        self._pace.keep()
         self._wait_for_keeping()
         if not prefix or not self._decoder.tokens:
             return

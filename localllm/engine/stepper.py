@@ -7,12 +7,13 @@ Knows no text and no end of an answer.
 import time
 from collections.abc import Callable, Sequence
 
+from localllm.cores import preemptions
 from localllm.engine.costs import CostModel
 from localllm.engine.decoder import Decoder, Sampler
 from localllm.engine.drafters import ModelDrafter, TextExperience
 from localllm.engine.slicing import slices
 from localllm.engine.speculate import Speculator, accepted
-from localllm.engine.threads import ThreadGovernor, preemptions
+from localllm.engine.threads import ThreadGovernor
 
 EXACT_WIDTH = 4  # tokens of every step under --exact
 

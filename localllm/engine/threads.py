@@ -1,23 +1,18 @@
 """How many threads to use while the machine is busy with other things too, by what steps take."""
 
 import math
-import resource
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from localllm.cores import PREEMPTIONS_PER_S
+
 _WINDOW = 8  # steps that tell how it goes at present
 _TRIAL_STEPS = 4
 _LONG_S = 0.3  # a single step that is disturbed for so long is enough to act
-_PREEMPTIONS_PER_S = 60  # an idle machine shows some 30, one with another busy process 100 to 300
 _BETTER, _HOPELESS = 0.93, 1.4  # of what a step took before
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 16.0
-
-
-def preemptions() -> int:
-    """How often this process has had to give up a core to another so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 class ThreadGovernor:
@@ -72,7 +67,7 @@ class ThreadGovernor:
         hits = sum(preempted > 0 for _, _, preempted in self._recent)
         preempted = sum(preempted for _, _, preempted in self._recent)
         enough = len(self._recent) >= _TRIAL_STEPS or seconds > _LONG_S
-        return enough and hits > 0.7 * len(self._recent) and preempted > _PREEMPTIONS_PER_S * seconds
+        return enough and hits > 0.7 * len(self._recent) and preempted > PREEMPTIONS_PER_S * seconds
 
     def _try(self, rungs: int) -> None:
         before_s = sum(unit_s for unit_s, _, _ in self._recent) / len(self._recent)

@@ -11,6 +11,9 @@ from localllm.engine.engine import Engine
 from localllm.errors import LocalLLMError, UsageError
 from localllm.values import Event, Message, Sampling, TurnEnd, TurnStats
 
+SYSTEM_CHANGED = "the system prompt was changed"
+MODEL_CHANGED = "the model was changed"
+MODEL_LOADED = "the model was loaded anew"
 _ASKED = "What have we talked about so far?"
 
 
@@ -37,6 +40,7 @@ class Chat:
         self.turns_before = 0  # questions of the conversation that ended when it had no room left for this one
         self.stats: list[TurnStats] = []  # of this process's turns, one after another
         self.last: TurnStats | None = None  # those of the last one, if it was with this model
+        self.anew = ""  # why the model has to read what was said once more; "" where it need not
         self._context_tokens: int | None = None  # None: what was said has changed since they were counted
         self._system = system
         self._choose_sampling = choose_sampling
@@ -56,6 +60,8 @@ class Chat:
 
     @system.setter
     def system(self, text: str) -> None:
+        if text != self._system and self._said:
+            self.anew = SYSTEM_CHANGED
         self._system = text
         self._context_tokens = None
         self._record(self)
@@ -155,6 +161,8 @@ class Chat:
                 raise
             raise
         self.sampling = dataclasses.replace(self._choose_sampling(self.engine), **self._tuned)  # type: ignore[arg-type]
+        if self._said:
+            self.anew = MODEL_LOADED if same_model else MODEL_CHANGED
         if not same_model:
             self._said = [Message(m.role, m.text, reasoning=m.reasoning) for m in self._said]
             self._cut, self.last, self._context_tokens = (), None, None
@@ -219,6 +227,7 @@ class Chat:
                 self.stats.append(event.stats)
                 self.last = event.stats
                 if event.message.text or event.message.reasoning:
+                    self.anew = ""
                     self._change([*self._said[:kept], question, event.message])
                     self._finished = event.reason == "stop"
                     self._cut = () if self._finished else event.ids

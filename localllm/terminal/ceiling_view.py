@@ -193,7 +193,7 @@ def _more(subject: Subject, question: Question, result: Result) -> Iterator[str]
     """What was asked beside the rates."""
     if result.measured_tok_s:
         shares = explain(result.measured_tok_s, subject.workload, 0, result.machine.first.bandwidth_gb_s)
-        yield f"measured {result.measured_when} UTC: {sentence(shares, result.machine.first)}"
+        yield f"measured {result.measured_when}: {sentence(shares, result.machine.first)}"
     if question.ctx and result.theoretical_conversations is not None:
         yield (
             f"conversations of {question.ctx:,} tokens: {result.theoretical_conversations:,} if nothing else needs "
@@ -262,7 +262,7 @@ def overview(
             _FITS[result.fits],
             rate(result.shallow.ceiling_tok_s),
             _expected(result.shallow.expected),
-            f"{rate(result.measured_tok_s)} ({result.measured_when} UTC)" if result.measured_tok_s else "–",
+            f"{rate(result.measured_tok_s)} ({result.measured_when})" if result.measured_tok_s else "–",
         )
         for subject, result in rows
     ]

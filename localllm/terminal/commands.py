@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cancel import Cancel
 from localllm.config import Settings
+from localllm.cores import overload
 from localllm.errors import UsageError
 from localllm.session import portable
 from localllm.session.chat import Chat
@@ -271,7 +272,7 @@ def _why(context: Context, _: str) -> str:
         return "no answer of this model yet" if chat.stats else _no_answer(chat)
     from localllm.terminal.why import why
 
-    return why(chat.last, chat.engine.info, context.measure())
+    return why(chat.last, chat.engine.info, context.measure(), overload())
 
 
 def _no_answer(chat: Chat) -> str:

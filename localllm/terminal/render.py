@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +16,7 @@ from typing import Any, Protocol, TextIO, assert_never
 
 from localllm.sizes import counted
 from localllm.terminal.hyperlinks import opens_links
+from localllm.terminal.reading import ReadingLine
 from localllm.terminal.safe import one_line, safe
 from localllm.values import (
     Begun,
@@ -34,15 +34,14 @@ from localllm.values import (
 )
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
-_PROGRESS_AFTER_S = 0.5  # what takes less needs no progress
-_LONG_TOKENS = 512  # to read: a slice, after which alone it can be told how far it is
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """How to show an answer. ``stream`` False writes it in one piece at its end.
 
-    ``pager``: what is written goes through a pipe, where nothing can be redrawn.
+    ``pager``: what is written goes through a pipe, where nothing can be redrawn. ``anew`` is why all of a conversation
+    has to be read anew, if it has; told where that takes long.
     """
 
     out: TextIO
@@ -53,6 +52,7 @@ class View:
     progress: bool = False
     markdown: bool = False
     pager: bool = False
+    anew: str = ""
 
     @classmethod
     def of_terminal(
@@ -111,7 +111,7 @@ def show(events: Iterator[Event], view: View) -> TurnEnd:
     """Write an answer as it comes; returns the event that ended it."""
     writer: _Writer | None = None  # until there is something to write: what it takes may still be loading
     begun = Begun("")
-    progress = _ProgressLine(view.status, view.progress)
+    progress = _reading_line(view)
     try:
         for event in events:
             match event:
@@ -144,15 +144,22 @@ def show(events: Iterator[Event], view: View) -> TurnEnd:
 
 def collect(events: Iterator[Event], view: View) -> TurnEnd:
     """Show progress only; returns the event that ended the turn, which holds the whole answer."""
-    progress = _ProgressLine(view.status, view.progress)
-    for event in events:
-        if isinstance(event, Progress):
-            progress.show(event)
-        else:
-            progress.clear()
-        if isinstance(event, TurnEnd):
-            return event
+    progress = _reading_line(view)
+    try:
+        for event in events:
+            if isinstance(event, Progress):
+                progress.show(event)
+            else:
+                progress.clear()
+            if isinstance(event, TurnEnd):
+                return event
+    finally:
+        progress.clear()
     raise RuntimeError("a turn must end with TurnEnd")
+
+
+def _reading_line(view: View) -> ReadingLine:
+    return ReadingLine(view.status, view.progress, lambda: columns(view.status), view.anew)
 
 
 def put(text: str, view: View) -> None:
@@ -228,39 +235,6 @@ class _PlainWriter:
             self._view.out.flush()
         else:
             self._held.append(text)
-
-
-class _ProgressLine:
-    """One line that is rewritten in place while a long prompt is read, and then taken away."""
-
-    def __init__(self, status: TextIO, enabled: bool) -> None:
-        self._status, self._enabled = status, enabled
-        self._begin_s = time.monotonic()
-        self._shown = False
-
-    def show(self, event: Progress) -> None:
-        is_short = event.total - event.cached < _LONG_TOKENS
-        if not self._enabled or (is_short and time.monotonic() - self._begin_s < _PROGRESS_AFTER_S):
-            return
-        percent = 100 * event.done // max(1, event.total)
-        line = f"reading the prompt: {event.done:,} of {event.total:,} tokens ({percent} %){self._time_left(event)}"
-        self._status.write("\r\x1b[K" + line[: columns(self._status) - 1])  # one row, or it cannot be taken away
-        self._status.flush()
-        self._shown = True
-
-    def _time_left(self, event: Progress) -> str:
-        """By the rate so far; what was cached took no time."""
-        read, left = event.done - event.cached, event.total - event.done
-        if read <= 0 or left <= 0:
-            return ""
-        left_s = (time.monotonic() - self._begin_s) * left / read
-        return f", {left_s:.0f} s left" if left_s < 90 else f", {left_s / 60:.0f} min left"
-
-    def clear(self) -> None:
-        if self._shown:
-            self._status.write("\r\x1b[K")
-            self._status.flush()
-            self._shown = False
 
 
 def stats_line(end: TurnEnd, n_ctx: int, limit: str = "--max-tokens") -> str:

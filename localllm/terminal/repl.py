@@ -6,6 +6,7 @@ Knows keys, commands and rendering; what a turn is, only the chat knows.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -171,7 +172,8 @@ class Repl:
 
     def _show(self, begin: Callable[[Cancel, bool], Iterator[Event]]) -> TurnEnd:
         with self._stoppable() as cancel:
-            return render.show(begin(cancel, not self._context.view.reasoning), self._context.view)
+            view = replace(self._context.view, anew=self._chat.anew)
+            return render.show(begin(cancel, not view.reasoning), view)
 
     @contextmanager
     def _stoppable(self) -> Iterator[Cancel]:
@@ -258,7 +260,7 @@ class Repl:
 
     def _toolbar(self) -> str:
         chat = self._chat
-        ceiling = self._ceiling.tok_s(chat.last.context_tokens) if chat.last else None
+        ceiling = self._ceiling.tok_s(chat.last.decode_depth) if chat.last else None
         used, width = 0, render.columns(self._context.view.out) - 1
         with suppress(LocalLLMError):  # a template that fails is told with the next question
             used = chat.context_tokens

@@ -40,8 +40,8 @@ def _parts(
         return
     if (rate := stats.decode_tok_s) is not None:
         short = f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.1f} tok/s"
-        if ceiling_tok_s:
-            share = f"{100 * rate / ceiling_tok_s:.0f} %"
+        if ceiling_tok_s and stats.passes_s:
+            share = f"{100 * stats.passes_s / ceiling_tok_s:.0f} %"
             of_ceiling = f"{short}, {share} of ceiling"
             yield f"{rate:,.1f} tok/s ({share} of the ceiling)", of_ceiling, of_ceiling, f"{short} ({share})", short
         else:

@@ -10,11 +10,12 @@ from localllm.terminal.ceiling_view import gb
 from localllm.values import ModelInfo, TurnStats
 
 _MOST_ADVICE = 3
+_MOSTLY_MEMORY = 0.5  # of the time; where it is less, something else is what takes it
 
 
-def why(stats: TurnStats, info: ModelInfo, bound: Bound) -> str:
-    """What took the time of the last answer, a paragraph for each phase."""
-    return "\n".join([*_prefill(stats), *_decode(stats, info, bound), *_help(stats, bound)])
+def why(stats: TurnStats, info: ModelInfo, bound: Bound, overload: float | None = None) -> str:
+    """What took the time of the last answer, a paragraph for each phase. ``overload``: see ``cores``."""
+    return "\n".join([*_prefill(stats), *_decode(stats, info, bound), *_help(stats, bound, overload)])
 
 
 def _prefill(stats: TurnStats) -> Iterator[str]:
@@ -25,12 +26,12 @@ def _prefill(stats: TurnStats) -> Iterator[str]:
 
 
 def _decode(stats: TurnStats, info: ModelInfo, bound: Bound) -> Iterator[str]:
-    if stats.decode_tok_s is None:
+    if stats.decode_tok_s is None or stats.passes_s is None:
         yield "one token or none: there was nothing to decode"
         return
     others = f"the other {stats.output_tokens - 1:,} tokens took {stats.decode_s:.2f} s"
     yield f"{others}: decode {stats.decode_tok_s:,.1f} tok/s"
-    depth = max(0, stats.context_tokens - stats.output_tokens // 2)
+    depth, passes_s = stats.decode_depth, stats.passes_s
     workload = bound.subject.workload
     kv = f" and {gb(workload.kv_read(depth))} of KV cache ({info.kv})" if workload.kv_read(depth) else ""
     ceiling = bound.ceiling_tok_s(depth)
@@ -39,7 +40,6 @@ def _decode(stats: TurnStats, info: ModelInfo, bound: Bound) -> Iterator[str]:
         f"each pass reads {gb(workload.streamed_bytes)} of weights{kv}: memory ({bound.machine.name}, "
         f"{bound.machine.first.bandwidth_gb_s:,.1f} GB/s, {origin}) allows {ceiling:,.1f} passes per second"
     )
-    passes_s = stats.steps / stats.decode_s if stats.steps else stats.decode_tok_s
     weights, cache = bound.shares(passes_s, depth)
     each = f", {stats.tokens_per_step:.2f} tokens each" if stats.drafted and stats.tokens_per_step else ""
     yield f"there were {passes_s:,.1f} passes per second{each}: {100 * passes_s / ceiling:.0f} % of that ceiling"
@@ -52,9 +52,12 @@ def _decode(stats: TurnStats, info: ModelInfo, bound: Bound) -> Iterator[str]:
         yield "that is more than memory alone would give: part of the model stays in the processor's cache"
 
 
-def _help(stats: TurnStats, bound: Bound) -> Iterator[str]:
+def _help(stats: TurnStats, bound: Bound, overload: float | None) -> Iterator[str]:
     if stats.prefill_s > stats.decode_s:
         yield "most of the time went into reading: what was read once is kept, so that more about it is read alone"
-    faster = [line for line in bound.advice(stats.context_tokens) if "×" in line]  # others only save memory
-    for line in faster[:_MOST_ADVICE]:
+    if stats.passes_s is None:
+        return
+    if overload and sum(bound.shares(stats.passes_s, stats.decode_depth)) < _MOSTLY_MEMORY:
+        yield f"the load of this machine is {overload:.1f}, more than its cores: other programs take their time (top)"
+    for line in bound.advice(stats.passes_s, stats.decode_depth)[:_MOST_ADVICE]:
         yield f"would help: {line}"
