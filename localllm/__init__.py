@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from localllm.constraints import one_of as one_of
     from localllm.engine.engine import Engine as Engine
     from localllm.errors import LocalLLMError as LocalLLMError
+    from localllm.values import Begun as Begun
     from localllm.values import Constraint as Constraint
     from localllm.values import Event as Event
     from localllm.values import Message as Message
@@ -41,11 +42,12 @@ _MODULES = {
     "json_schema": "constraints",
     "one_of": "constraints",
     "open_engine": "app",
-    **dict.fromkeys(("Constraint", "Event", "Message", "ModelInfo", "Progress", "Prompt", "Reasoning"), "values"),
-    **dict.fromkeys(("Sampling", "Text", "TurnEnd", "TurnStats"), "values"),
+    **dict.fromkeys(("Begun", "Constraint", "Event", "Message", "ModelInfo", "Progress", "Prompt"), "values"),
+    **dict.fromkeys(("Reasoning", "Sampling", "Text", "TurnEnd", "TurnStats"), "values"),
 }
 
 __all__ = [
+    "Begun",
     "Cancel",
     "Constraint",
     "Engine",

@@ -237,13 +237,10 @@ class MarkdownWriter:
         return rows
 
     def _shown_before(self, text: str) -> list[Row]:
-        """Take what there was of an answer; returns its rows."""
-        blocks = Blocks()
-        blocks.feed(text)
+        """Take what there was of an answer; returns the rows of its open end, as all before stays as it was shown."""
         self._blocks.feed(text)
-        rows = self._rows([*blocks.finished(), *blocks.rest()], True)
-        self._is_first = True
-        return rows
+        self._is_first = not self._blocks.finished()
+        return self._rows(self._blocks.rest(), False)
 
     def _unseen(self, finished: list[Row], opened: list[Row]) -> tuple[list[Row], list[Row]]:
         """Those that were not shown when the answer was begun; what is open may still turn out to be other than it."""
