@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,7 +105,10 @@ def terminal(home, smollm2, monkeypatch) -> Iterator[Callable[..., Terminal]]:
 
     yield start
     for one in opened:
-        one.child.close(force=True)
+        if one.child.isalive():  # pexpect gives a process 0.1 s to end, which is too little on a busy machine
+            one.child.kill(signal.SIGKILL)
+            one.child.wait()
+        one.child.close()
 
 
 @pytest.fixture
