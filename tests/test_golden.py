@@ -53,7 +53,7 @@ KEYS_TYPED = (
     ("\\", "/system one\\\rfour", r"> /system one\\\n  four█"),
     ("\\", "\r/system\r", r"\none\nfour\n> █"),
     ('"""', '"""\r/system five\r"""', r'> """\n  /system five\n  """█'),
-    ('"""', "\r", r"context\s[\d,]+\sof\s[\d,]+\n> █"),
+    ('"""', "\r", r"TTFT\s[\d.]+\ss[^>]*\n> █"),
     ('"""', "/edit\r", r"\n> /system five█"),
     ("Ctrl-C", "\x03", r"the question stays as it was\n> █"),
     ("Ctrl-C", "not this\x03", r"> not this\n> █"),

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.terminal.render import View, as_json, collect, dumps, show, stats_line, stats_summary
+from localllm.terminal.render import View, collect, dumps, show
 from localllm.terminal.safe import one_line, safe
+from localllm.terminal.stats_view import as_json, stats_line, stats_summary
 from localllm.values import Message, Progress, Reasoning, Text, TurnEnd, TurnStats
 
 STATS = TurnStats(30, 10, 20, 0.5, 0.6, 5, 0.4, 34, 7, (0.1, 0.1, 0.1, 0.1))
@@ -90,10 +91,8 @@ def test_collect_gives_the_end_and_writes_nothing():
 
 def test_the_numbers_name_their_phase():
     """4 steps in 0.4 s are 10 tok/s of decode; 20 tokens were read in 0.5 s of prefill."""
-    line = stats_line(END, 8192)
-    assert line == (
-        "5 tokens · decode 10.0 tok/s · prefill 20 tokens in 0.50 s (10 cached) · TTFT 0.60 s · context 34 of 8,192"
-    )
+    line = stats_line(END)
+    assert line == "5 tokens · decode 10.0 tok/s · prefill 20 tokens (10 cached) · TTFT 0.60 s"
     assert "40 tok/s" in stats_summary(STATS, 8192)
     assert "not measured" in stats_summary(TurnStats(1, 0, 1, 0.1, None, 0, 0.0, 1, 7), 8192)
 

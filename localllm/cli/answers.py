@@ -54,9 +54,9 @@ def write(events: Iterator[Event], form: Form) -> TurnEnd:
 
 def write_json(end: TurnEnd, form: Form, model: str, dropped_tokens: int, conversation: str | None) -> None:
     """Write the object of ``--json``."""
-    from localllm.terminal import render
+    from localllm.terminal import render, stats_view
 
-    found = render.as_json(end, model, dropped_tokens) | {"conversation": conversation}
+    found = stats_view.as_json(end, model, dropped_tokens) | {"conversation": conversation}
     render.put(render.dumps(found | {"extracted": code_of(end, form)} if form.extract else found), form.view)
 
 
@@ -79,9 +79,9 @@ def destroyed(end: TurnEnd) -> list[str]:
 
 def report(end: TurnEnd, form: Form, info: ModelInfo, usage: bool, extract: "Which | None") -> None:
     """What must be said, and with ``-u`` what can be said, on stderr. ``extract`` is what the user asked for."""
-    from localllm.terminal import render
+    from localllm.terminal import stats_view
 
-    if cut := render.ending(end):
+    if cut := stats_view.ending(end):
         tell(cut)
     elif form.constraint and end.reason == "length":
         tell("--max-tokens came before the end: the answer is cut")
@@ -100,8 +100,8 @@ def report(end: TurnEnd, form: Form, info: ModelInfo, usage: bool, extract: "Whi
     if form.extract == "command" and (lost := destroyed(end)):
         tell(f"it removes or overwrites ({', '.join(lost)}): read it before you run it")
     if usage:
-        tell(render.stats_line(end, info.n_ctx))
-        tell(render.model_line(info, end.stats))
+        tell(stats_view.stats_line(end))
+        tell(stats_view.model_line(info, end.stats))
 
 
 def exit_code(end: TurnEnd, form: Form) -> int:

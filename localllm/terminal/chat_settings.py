@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from localllm.errors import UsageError
 from localllm.settings import SETTINGS, Value, find
-from localllm.terminal.render import CONTEXT_REASONS
+from localllm.terminal.stats_view import CONTEXT_REASONS
 from localllm.values import WhenFull
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from localllm.session import portable
 from localllm.session.chat import Chat
 from localllm.session.room import Coming, filled
 from localllm.sizes import counted, size_text, turns_text
-from localllm.terminal import attachments, clipboard, render
+from localllm.terminal import attachments, clipboard, render, stats_view
 from localllm.terminal.chat_settings import set_value
 from localllm.terminal.context_view import context_view
 from localllm.terminal.safe import safe
@@ -255,8 +255,8 @@ def _stats(context: Context, _: str) -> str:
     chat = context.chat
     if not chat.stats:
         return _no_answer(chat)
-    last = render.stats_summary(chat.stats[-1], chat.engine.info.n_ctx)
-    return f"{last}\n\n{render.session_summary(chat.stats)}" if len(chat.stats) > 1 else last
+    last = stats_view.stats_summary(chat.stats[-1], chat.engine.info.n_ctx)
+    return f"{last}\n\n{stats_view.session_summary(chat.stats)}" if len(chat.stats) > 1 else last
 
 
 def _context(context: Context, _: str) -> str:

@@ -17,7 +17,7 @@ from localllm.cancel import Cancel
 from localllm.errors import Cancelled, LocalLLMError, PromptTooLong
 from localllm.session.room import Coming, can_have_room, make_room, needed_tokens, summarise
 from localllm.sizes import turns_text
-from localllm.terminal import attachments, commands, keys, render
+from localllm.terminal import attachments, commands, keys, render, stats_view
 from localllm.terminal.chat_ceiling import ChatCeiling
 from localllm.terminal.folding import folded
 from localllm.terminal.line_settings import keys_unseen
@@ -156,7 +156,7 @@ class Repl:
                     raise PromptTooLong("the context is full, so the answer cannot go on", self._hint()) from error
                 raise PromptTooLong(error.message, _ROOM_HINT) from error
             end = self._show(begin)
-        notes = [cut] if (cut := render.ending(end)) else []
+        notes = [cut] if (cut := stats_view.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
             notes = ["; ".join([*notes, without])]
         elif end.reason == "stop" and not end.stats.output_tokens:  # of /continue
@@ -166,7 +166,7 @@ class Repl:
             self._told_full = True
         for note in notes:
             self._say(note)
-        self._say(render.stats_line(end, self._chat.engine.info.n_ctx, _LIMIT))
+        self._say(stats_view.stats_line(end, _LIMIT))
         self._tell_when_full(end.stats)
         self._chat.engine.keep(background=True)
 
