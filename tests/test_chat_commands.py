@@ -475,6 +475,8 @@ def test_why_adds_up():
     workload = Workload(10**9, 10**9, kv_held=lambda n: n * 10**6, kv_read=lambda n: n * 10**6)
     bound = Bound(Subject("model", workload, "f16"), Machine((device(100, None),)), Question(ctx=8192))
     text = why(STATS, INFO, bound)
+    assert "prefill read 50 tokens at 100 tok/s, bound by compute; 150 more" in text
+    assert "prefill read 1 token; 150 more" in why(replace(STATS, read_tokens=1), INFO, bound)
     # 250 tokens deep: 1.25 GB a pass, 80 passes a second at 100 GB/s; there were 50 steps in 2 s.
     assert "allows 80.0 passes per second" in text
     assert "25.0 passes per second, 2.00 tokens each: 31 % of that ceiling" in text

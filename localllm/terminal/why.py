@@ -6,10 +6,12 @@ Computes no ceiling and measures nothing: both come in.
 from collections.abc import Iterator
 
 from localllm.here import Bound
+from localllm.sizes import counted
 from localllm.terminal.ceiling_view import gb
 from localllm.values import ModelInfo, TurnStats
 
 _MOST_ADVICE = 3
+_MANY_TOKENS = 16  # that a prefill reads: of fewer, memory is what bounds it, as in decoding
 _MOSTLY_MEMORY = 0.5  # of the time; where it is less, something else is what takes it
 
 
@@ -21,15 +23,16 @@ def why(stats: TurnStats, info: ModelInfo, bound: Bound, overload: float | None 
 def _prefill(stats: TurnStats) -> Iterator[str]:
     first = f"{stats.ttft_s:.2f} s" if stats.ttft_s is not None else "no time that could be measured"
     cached = f"; {stats.cached_tokens:,} more were in the KV cache" if stats.cached_tokens else ""
-    rate = f" at {stats.prefill_tok_s:,.0f} tok/s" if stats.prefill_tok_s else ""
-    yield f"first token after {first}: prefill read {stats.read_tokens:,} tokens{rate}, bound by compute{cached}"
+    many = stats.read_tokens >= _MANY_TOKENS
+    rate = f" at {stats.prefill_tok_s:,.0f} tok/s, bound by compute" if stats.prefill_tok_s and many else ""
+    yield f"first token after {first}: prefill read {counted(stats.read_tokens, 'token')}{rate}{cached}"
 
 
 def _decode(stats: TurnStats, info: ModelInfo, bound: Bound) -> Iterator[str]:
     if stats.decode_tok_s is None or stats.passes_s is None:
         yield "one token or none: there was nothing to decode"
         return
-    others = f"the other {stats.output_tokens - 1:,} tokens took {stats.decode_s:.2f} s"
+    others = f"the other {counted(stats.output_tokens - 1, 'token')} took {stats.decode_s:.2f} s"
     yield f"{others}: decode {stats.decode_tok_s:,.1f} tok/s"
     depth, passes_s = stats.decode_depth, stats.passes_s
     workload = bound.subject.workload
