@@ -83,19 +83,11 @@ def chat(
         changed = going_on.changed(before, system, engine.info.reference)
         return converse(
             Start(
-                located,
-                engine,
-                settings,
-                choose,
-                system,
-                said,
-                notices,
-                recorder,
-                view,
-                when_full,
-                changed,
-                typed,
-                files,
-                filled if template else None,
+                *(located, engine, settings, choose, system, said, notices, recorder, view),
+                when_full=when_full,
+                changed=changed,
+                typed=typed,
+                files=files,
+                template=filled if template else None,
             )
         )

@@ -128,12 +128,7 @@ def converse(start: Start) -> int:
         with keys_unseen():
             history = history_path(data_dir()) if start.recorder else None
             context = Context(
-                chat,
-                start.view,
-                loaded.switch,
-                loaded.reload,
-                loaded.bound,
-                start.when_full,
+                *(chat, start.view, loaded.switch, loaded.reload, loaded.bound, start.when_full),
                 files=[*start.files],
                 template=start.template,
             )
