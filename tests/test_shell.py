@@ -101,6 +101,13 @@ def test_what_only_looks_like_it_is_not(command):
 ANSWER = "Sure!\n\n```bash\n# remove them\nrm -r build\nls\n```\n\n```bash\nls\n```\n"
 
 
+@pytest.mark.parametrize("text", ["'\n", "a|\n", "for\n", "x \\\n", "<<E\n", "git checkout ", "git push clean ", "dd "])
+def test_a_long_answer_is_looked_at_in_no_time(text):
+    """A model may repeat itself without end: as much as a command can have is looked at, and not in all ways."""
+    assert len(first_command(30_000 * text).split("\n")) <= 100
+    assert destroys(30_000 * text) == []
+
+
 def test_of_the_answer_to_cmd_one_command_is_left(capsys):
     """The first of its first block; and a line on stderr says that it removes something."""
     which = templates.load("cmd").extract

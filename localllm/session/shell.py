@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+_MOST_CHARS, _MOST_LINES = 8000, 100  # of one command: what is longer is none
 _PROMPT = re.compile(r"^\s*[$%>] (?=\S)")
 _GOES_ON = re.compile(r"(?:(?<!\\)(?:\\\\)*\\|\||&&|[({]|\b(?:do|then|else))\s*$")
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
@@ -20,19 +21,19 @@ _DESTROYS = {
     "unlink": rf"{_WORD}unlink{_END}",
     "shred": rf"{_WORD}shred{_END}",
     "truncate": rf"{_WORD}truncate{_END}",
-    "dd": rf"{_WORD}dd\s.*\bof=",
+    "dd": rf"{_WORD}dd\s.{{0,80}}\bof=",
     "mkfs": rf"{_WORD}mkfs[.\w]*\s",
     "wipefs": rf"{_WORD}wipefs{_END}",
     "writing to a device": r">\s*/dev/(?:sd|hd|vd|nvme|mmcblk|disk|mapper|dm-|md|loop)",
     "-delete": r"\s--?delete\b",
-    "sed -i": rf"{_WORD}sed\s(?:.*\s)?(?:-[a-zA-Z]*i|--in-place)",
-    "git reset --hard": r"\bgit\s.*\breset\s.*--hard\b",
-    "git clean": r"\bgit\s(?:.*\s)?clean\s.*-\w*f",
-    "git checkout of files": r"\bgit\s(?:.*\s)?(?:checkout\s(?:.*\s)?(?:--|\.)(?:\s|$)|restore\s)",
-    "git branch -D": r"\bgit\s(?:.*\s)?branch\s(?:.*\s)?-D\b",
-    "git push --force": r"\bgit\s(?:.*\s)?push\s(?:.*\s)?(?:--force\b|-f\b)",
-    "git stash drop": r"\bgit\s(?:.*\s)?stash\s+(?:drop|clear)\b",
-    "prune": r"\b(?:docker|podman)\s.*\bprune\b",
+    "sed -i": rf"{_WORD}sed\s(?:.{{0,80}}\s)?(?:-[a-zA-Z]*i|--in-place)",
+    "git reset --hard": r"\bgit\s.{0,80}\breset\s.{0,80}--hard\b",
+    "git clean": r"\bgit\s(?:.{0,80}\s)?clean\s.{0,80}-\w*f",
+    "git checkout of files": r"\bgit\s(?:.{0,80}\s)?(?:checkout\s(?:.{0,80}\s)?(?:--|\.)(?:\s|$)|restore\s)",
+    "git branch -D": r"\bgit\s(?:.{0,80}\s)?branch\s(?:.{0,80}\s)?-D\b",
+    "git push --force": r"\bgit\s(?:.{0,80}\s)?push\s(?:.{0,80}\s)?(?:--force\b|-f\b)",
+    "git stash drop": r"\bgit\s(?:.{0,80}\s)?stash\s+(?:drop|clear)\b",
+    "prune": r"\b(?:docker|podman)\s.{0,80}\bprune\b",
     "DROP": r"(?i:\bdrop\s+(?:table|database|schema)\b)",
 }
 
@@ -48,14 +49,14 @@ def first_command(text: str) -> str:
     taken: list[str] = []
     for line in lines[begin:]:
         taken.append(line if taken else _PROMPT.sub("", line).strip())
-        if _is_whole(taken):
+        if len(taken) == _MOST_LINES or sum(map(len, taken)) > _MOST_CHARS or _is_whole(taken):
             break
     return "\n".join(taken).rstrip()
 
 
 def destroys(command: str) -> list[str]:
     """What in the command removes or overwrites something, in the words of a short list."""
-    return [name for name, pattern in _DESTROYS.items() if re.search(pattern, command)]
+    return [name for name, pattern in _DESTROYS.items() if re.search(pattern, command[:_MOST_CHARS])]
 
 
 def _is_comment(line: str) -> bool:
