@@ -286,12 +286,18 @@ def test_other_hardware_cannot_be_measured():
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_model_is_measured_and_told_apart(home, smollm2):
-    """The real model: its rate, its share of the ceiling, and what it teaches about a depth that was not measured."""
+    """The real model: its rate, its share of the ceiling, and what it teaches about a depth that was not measured.
+
+    On a machine where other programs compute meanwhile it says so, and teaches nothing.
+    """
     text = run(smollm2, "--measure").stdout
     assert "tok/s ceiling" in text and "measured 20" in text
     [result] = json.loads(run(smollm2, "--ctx", "2000", "--json").stdout)["results"]
     assert 1 < result["measured_tok_s"] < 10_000
+    assert [path for path in Path(home).rglob("*.json") if path.parent.name == "measured"]
     deep = result["depths"][-1]["expected_tok_s"]
+    assert (deep is None) == ("while other programs computed" in text)
+    if deep is None:
+        return
     assert deep["mid"] < result["expected_tok_s"]["mid"]
     assert result["expected_tok_s"]["low"] < result["measured_tok_s"] < 1.5 * result["expected_tok_s"]["high"]
-    assert [path for path in Path(home).rglob("*.json") if path.parent.name == "measured"]
