@@ -36,12 +36,12 @@ def stats_line(end: TurnEnd, limit: str = "--max-tokens") -> str:
 
 
 def _drafts(stats: TurnStats) -> str:
-    """How many guesses were checked and right, and what that gave."""
-    parts = [f"{stats.accepted:,} of {stats.drafted:,} accepted" + _percent(stats.acceptance_rate)]
+    """How many of the guesses that were checked were right, and what that gave: an estimate against plain decoding."""
+    parts = [f"{stats.accepted:,}/{stats.drafted:,}" + _percent(stats.acceptance_rate)]
     if stats.tokens_per_step is not None:
-        parts.append(f"{stats.tokens_per_step:.2f} tokens per step")
+        parts.append(f"{stats.tokens_per_step:.2f} tokens/step")
     if stats.speedup is not None:
-        parts.append(f"est. {stats.speedup:.2f} x plain")
+        parts.append(f"est. {stats.speedup:.2f} x")
     return ", ".join(parts)
 
 
@@ -67,7 +67,7 @@ def stats_summary(stats: TurnStats, n_ctx: int) -> str:
         ),
         ("inter-token p50", _milliseconds(stats.inter_token_percentile(50))),
         ("inter-token p99", _milliseconds(stats.inter_token_percentile(99))),
-        ("drafts", _drafts(stats) if stats.drafted else stats.drafting),
+        ("accepted drafts", _drafts(stats)) if stats.drafted else ("drafts", stats.drafting),
         ("seed", str(stats.seed)),
         ("context", f"{stats.context_tokens:,} of {n_ctx:,} tokens ({100 * stats.context_tokens / n_ctx:.0f} %)"),
     ]
@@ -91,7 +91,7 @@ def session_summary(turns: Sequence[TurnStats]) -> str:
         ("inter-token p99", _milliseconds(percentile(between, 99))),
     ]
     if drafted:
-        rows.append(("drafts", f"{accepted:,} of {drafted:,} accepted" + _percent(accepted / drafted)))
+        rows.append(("accepted drafts", f"{accepted:,}/{drafted:,}" + _percent(accepted / drafted)))
     return "\n".join(f"{name:16} {value}" for name, value in rows)
 
 
