@@ -13,7 +13,7 @@ from screen import Screen
 
 PROGRAM = str(Path(sys.executable).with_name("localllm"))
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][AB0]|\x1b[=>]|\r|\x08")
-STATUS = r"tokens?[^·]* ·[\s\S]*?prefill[\s\S]*?(TTFT\s[\d.]+\ss|\n\s*>)"  # a narrow window folds it
+STATUS = r"tokens?[^·]* ·[\s\S]*?prefill[\s\S]*?(TTFT\s[\d.]+\ss|(?=\n\s*>))"  # a narrow window folds it
 
 # All tokens equally likely: the one that ends the answer does not come by chance.
 ENDLESS = ("--temp", "100", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "1")

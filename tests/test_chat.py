@@ -113,7 +113,7 @@ def test_ctrl_c_while_the_prompt_is_read(terminal):
     chat.types("\x1b[A")
     chat.sees("the sea and the river")
     chat.types("\x03")
-    assert "context" in chat.asks("Hi")
+    assert "prefill" in chat.asks("Hi")
 
 
 @pytest.mark.model
