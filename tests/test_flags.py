@@ -152,6 +152,21 @@ def test_a_template_goes_around_the_first_message_of_a_chat(terminal, tmp_path, 
     assert questions() == ["Sum up: ==> rivers.txt <==\nThe Oder is in the east.", "And the Elbe?"]
 
 
+@pytest.mark.model
+def test_clear_drops_what_waits_for_a_first_message(terminal, tmp_path):
+    """Files and template belong to the conversation that is not begun any more."""
+    (tmp_path / "rivers.txt").write_text("The Oder is in the east.\n")
+    chat = terminal(*FEW, "-t", "summarise", "-f", str(tmp_path / "rivers.txt"))
+    chat.ready()
+    chat.types("/clear\r")
+    chat.sees("a new conversation begins")
+    chat.asks("Hello")
+    chat.ready()
+    chat.types("/exit\r")
+    assert chat.leaves() == 0
+    assert questions() == ["Hello"]
+
+
 @pytest.mark.parametrize("arguments", [("-f", "/nowhere"), ("-t", "nowhere"), ("-p", "a", "b")])
 def test_what_cannot_go_with_a_message_is_told_before_a_model_is_looked_for(home, arguments):
     """One line and exit 2, though there is no such model either."""

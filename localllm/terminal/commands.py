@@ -123,6 +123,7 @@ def _exit(_: Context, __: str) -> str:
 def _clear(context: Context, _: str) -> str:
     context.chat.clear()
     context.files.clear()
+    context.template = None
     return "a new conversation begins" + (", the system prompt stays" if context.chat.system else "")
 
 
