@@ -66,3 +66,11 @@ def test_the_binding_can_be_used_beside_ours(first):
         "assert lib is llama_cpp.llama_cpp and lib.llama_backend_init is llama_backend_init"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_architecture_names_every_module():
+    """What each knows and does not know stands in its table; none is added without."""
+    root = Path(__file__).resolve().parent.parent
+    table = (root / "docs" / "architecture.md").read_text()
+    modules = [path for path in (root / "localllm").rglob("*.py") if not path.name.startswith("__")]
+    assert modules and [path.name for path in modules if f"{path.name}`" not in table] == []
