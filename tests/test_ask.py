@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -363,7 +364,7 @@ def test_usage_says_what_happened_on_stderr(ask):
     assert len(lines) == 2
     for word in ("3 tokens (--max-tokens)", "decode", "prefill", "TTFT", "tok/s"):
         assert word in lines[0]
-    assert "context 8,192 (what the model was trained for)" in lines[1]
+    assert re.search(r"context \d+ of 8,192 \(what the model was trained for\)", lines[1])
     assert "f16 KV cache, flash attention" in lines[1]
     assert ask("Hi", "-u", "-q", "--max-tokens", "3").stderr == ""
 
