@@ -47,6 +47,12 @@ def test_any_text_gives_lines_of_it(text):
     assert first_command(text).strip() in text
 
 
+def test_a_command_that_has_no_end_takes_no_prose_with_it():
+    """A quote that a model forgot to close, and then what it says about its command."""
+    assert first_command('grep -r "a" "b\n\nThis command looks for b.\nIn all files.') == 'grep -r "a" "b'
+    assert first_command('git commit -m "one\n\ntwo"\n\nThis commits.') == 'git commit -m "one\n\ntwo"'
+
+
 def test_a_prompt_is_no_part_of_a_command():
     """Models like to write one."""
     assert first_command("$ ls\nfile") == "ls"

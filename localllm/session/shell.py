@@ -4,6 +4,7 @@ Pure, and by the text alone: nothing is run, looked up or expanded. Knows the us
 other tools; that nothing is found means no more than that.
 """
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ def first_command(text: str) -> str:
     """The first command of a text, with the lines that belong to it; "" where there are only comments.
 
     A line goes on behind a backslash, an operator or an open quote, to the end of a here-document, and to the word that
-    closes a loop or a condition. A prompt ("$ ") before it is no part of it.
+    closes a loop or a condition; where that never comes, to the next empty line. A prompt ("$ ") before it is no part
+    of it.
     """
     lines = text.split("\n")
     begin = next((at for at, line in enumerate(lines) if line.strip() and not _is_comment(line)), len(lines))
@@ -51,6 +53,8 @@ def first_command(text: str) -> str:
         taken.append(line if taken else _PROMPT.sub("", line).strip())
         if len(taken) == _MOST_LINES or sum(map(len, taken)) > _MOST_CHARS or _is_whole(taken):
             break
+    else:
+        return "\n".join(itertools.takewhile(str.strip, taken))
     return "\n".join(taken).rstrip()
 
 
