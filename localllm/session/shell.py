@@ -51,11 +51,11 @@ def first_command(text: str) -> str:
     taken: list[str] = []
     for line in lines[begin:]:
         taken.append(line if taken else _PROMPT.sub("", line).strip())
-        if len(taken) == _MOST_LINES or sum(map(len, taken)) > _MOST_CHARS or _is_whole(taken):
+        if _is_whole(taken):
+            return "\n".join(taken).rstrip()
+        if len(taken) == _MOST_LINES or sum(map(len, taken)) > _MOST_CHARS:
             break
-    else:
-        return "\n".join(itertools.takewhile(str.strip, taken))
-    return "\n".join(taken).rstrip()
+    return "\n".join(itertools.takewhile(str.strip, taken))
 
 
 def destroys(command: str) -> list[str]:
