@@ -153,6 +153,23 @@ def test_a_template_goes_around_the_first_message_of_a_chat(terminal, tmp_path, 
 
 
 @pytest.mark.model
+def test_a_file_that_does_not_fit_can_be_left_out(terminal, tmp_path):
+    """The message is refused with the way out; what is attached stays attached until then."""
+    (tmp_path / "long.txt").write_text("The Oder is in the east.\n" * 300)
+    chat = terminal(*FEW, "-f", str(tmp_path / "long.txt"))
+    chat.ready()
+    chat.types("Where is it?\r")
+    chat.sees("/file none leaves out what is attached")
+    chat.ready()
+    chat.types("/file none\r")
+    chat.asks("Where is it?")
+    chat.ready()
+    chat.types("/exit\r")
+    assert chat.leaves() == 0
+    assert questions() == ["Where is it?"]
+
+
+@pytest.mark.model
 def test_clear_drops_what_waits_for_a_first_message(terminal, tmp_path):
     """Files and template belong to the conversation that is not begun any more."""
     (tmp_path / "rivers.txt").write_text("The Oder is in the east.\n")

@@ -36,6 +36,7 @@ _THEN: dict[WhenFull, str] = {
 }
 _CHOICES: dict[str, WhenFull] = {"drop": "drop", "summarise": "summarise", "neither": "stop"}
 _ROOM_HINT = "/clear begins anew, a shorter message may fit, and /set ctx_size N gives more room"
+_FILES_HINT = "/file none leaves out what is attached, and /set ctx_size N gives more room"
 _CUT_HINT = "/continue makes room and goes on with the answer"
 _LIMIT = "cut at max_tokens; /continue goes on"
 _ALONE_HINT = "/set ctx_size N gives more room, and /continue then goes on with the answer"
@@ -154,7 +155,7 @@ class Repl:
             if not self._make_room(coming):
                 if coming.begun_tokens:
                     raise PromptTooLong("the context is full, so the answer cannot go on", self._hint()) from error
-                raise PromptTooLong(error.message, _ROOM_HINT) from error
+                raise PromptTooLong(error.message, _FILES_HINT if self._context.files else _ROOM_HINT) from error
             end = self._show(begin)
         notes = [cut] if (cut := stats_view.ending(end)) else []
         if not (end.message.text or end.message.reasoning):
