@@ -3,10 +3,14 @@
 Builds a history of so many megabytes of text whose words are as frequent as those of a language (Zipf's law), and times
 each kind of search beside what it replaces: SQLite looking through all of the text (LIKE). Both in turn, on files that
 are in the page cache; a first round does not count.
+
+With --turns it times instead how a conversation of so many turns goes on, beside one that has as many tokens in three
+turns: what differs is the price of turns. Both are in the prefix cache.
 """
 
 import argparse
 import itertools
+import json
 import os
 import random
 import sqlite3
@@ -14,20 +18,23 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench_cli import PROGRAM, at_most
 from bench_peers import machine
 
 from localllm import Message
+from localllm.app import locate
 from localllm.session.transcripts import FILE_NAME, Transcripts
 
 SYLLABLES = "ba re to li ka mo ne su vi dor fen gal his jan kel lum mar nor pit quo ras sil tem ur wen"
 N_WORDS = 40_000
 MESSAGE_WORDS, CONVERSATION_MESSAGES = (10, 30, 80, 150, 300), (2, 2, 6, 20, 100)
+TURNS_TOKENS, TURN_TOKENS = 6000, 14  # of a conversation; of one of its turns without what the model said
 MOST_S, MOST_COMMAND_S = 0.2, 0.5
 
 
@@ -85,7 +92,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench_history", description="How fast conversations are found.")
     parser.add_argument("--megabytes", type=int, default=50, help="text to be stored (default: 50)")
     parser.add_argument("--runs", type=int, default=10, help="rounds that count (default: 10)")
+    parser.add_argument("--turns", type=int, help="time a conversation of so many turns instead")
     options = parser.parse_args()
+    if options.turns:
+        report_turns(options.turns, options.runs)
+        return
     draw = random.Random(1)
     words = vocabulary(draw)
     queries = {
@@ -127,6 +138,52 @@ def report_commands(home: str, commands: dict[str, str], runs: int) -> None:
         times = [timed_s(call) for _ in range(runs)]
         median_s = statistics.median(times)
         print(f"| `localllm {name}` | {1000 * median_s:.0f} | {at_most(1000 * MOST_COMMAND_S, 1000 * median_s)} |")
+
+
+def report_turns(turns: int, runs: int) -> None:
+    """Print what going on with a long conversation takes: the whole command, and until its first token.
+
+    Both without prefill: how many tokens of the last block are read again is chance.
+    """
+    few = 3
+    with tempfile.TemporaryDirectory() as home:
+        env = os.environ | {"XDG_DATA_HOME": home, "XDG_CACHE_HOME": f"{home}/cache"}
+        model = str(locate("smollm2-135m").model.path)
+        ids = {count: stored(Path(home) / "localllm", model, count, env) for count in (turns, few)}
+        took: dict[int, list[tuple[float, float, int]]] = {count: [] for count in ids}
+        for count in [*ids] * (runs + 1):  # in turn
+            begin_s = time.perf_counter()
+            stats = answered(ids[count], model, env, "--no-log")
+            whole_s, prefill_s = time.perf_counter() - begin_s, stats["prefill_s"]
+            took[count].append((whole_s - prefill_s, stats["ttft_s"] - prefill_s, stats["cached_tokens"]))
+    print(f"{machine()}; {runs} rounds\n\n| turns | cached tokens | whole command, s | TTFT, s |")
+    print("|---:|---:|---:|---:|")
+    for count, rounds in took.items():
+        whole_s, ttft_s, cached = (statistics.median(column) for column in zip(*rounds[1:], strict=True))
+        print(f"| {count} | {cached:.0f} | {whole_s:.3f} | {ttft_s:.3f} |")
+    pairs = list(zip(took[turns], took[few], strict=True))[1:]
+    whole, ttft = (statistics.median(many[i] / three[i] for many, three in pairs) for i in (0, 1))
+    print(f"\n{turns} turns over {few}: {whole:.2f} of the whole command, {ttft:.2f} of TTFT")
+
+
+def stored(folder: Path, model: str, turns: int, env: Mapping[str, str]) -> str:
+    """The id of a new conversation of so many turns, which is in the prefix cache."""
+    words = TURNS_TOKENS // turns - TURN_TOKENS
+    said = []
+    for number in range(turns):
+        said += [Message("user", f"{number}"), Message("assistant", "two " * words)]
+    with Transcripts.open(folder) as transcripts:
+        id = transcripts.begin("Numbers", model, "", said).summary.id
+    answered(id, model, env)
+    return id
+
+
+def answered(id: str, model: str, env: Mapping[str, str], *options: str) -> dict[str, Any]:
+    """Go on with the conversation by one token; returns what the turn tells of itself."""
+    command = [PROGRAM, "ask", "-m", model, "--cid", id, "--max-tokens", "1", "--json", *options, "And?"]
+    done = subprocess.run(command, env=env, capture_output=True, check=True, text=True)
+    stats: dict[str, Any] = json.loads(done.stdout)["stats"]
+    return stats
 
 
 if __name__ == "__main__":

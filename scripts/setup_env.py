@@ -51,6 +51,9 @@ BACKENDS = {
     "vulkan": "-DGGML_VULKAN=on",
 }
 
+# llama.cpp's kernels for AMX crash where GCC 12 compiles them, so they are left out on processors that have it.
+WITHOUT_AMX = "-U__AMX_INT8__"
+
 # What to look for in the log of a failed step, and what it means; the first that is found counts.
 FAILURES = {
     r"No space left on device": "the disk is full. Make room, delete .venv and start again",
@@ -164,10 +167,18 @@ def install_llama(backend: str, pyproject: str) -> None:
     installed_backend, _, installed = _read(LLAMA).strip().partition(" ")
     if (BACKENDS.get(installed_backend), installed) != (BACKENDS[backend], requirement):
         options = f"{os.environ.get('CMAKE_ARGS', '')} {BACKENDS[backend]}".strip()
-        fresh = ("--no-cache-dir", "--no-binary", "llama-cpp-python") if options else ()
+        flags = compiler_flags()
+        fresh = ("--no-cache-dir", "--no-binary", "llama-cpp-python") if options or flags else ()
         title = "Installing llama.cpp (about five minutes where it must be compiled)"
-        _step(title, *PIP, "--force-reinstall", "--no-deps", *fresh, requirement, CMAKE_ARGS=options)
+        _step(title, *PIP, "--force-reinstall", "--no-deps", *fresh, requirement, CMAKE_ARGS=options, **flags)
     LLAMA.write_text(f"{backend} {requirement}\n", "utf-8")
+
+
+def compiler_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """The environment's CFLAGS and CXXFLAGS with what this processor needs; empty where that is nothing."""
+    if not re.search(r"^flags\s*:.*\bamx_int8\b", _read(cpuinfo), re.MULTILINE):
+        return {}
+    return {name: f"{os.environ.get(name, '')} {WITHOUT_AMX}".strip() for name in ("CFLAGS", "CXXFLAGS")}
 
 
 def _step(title: str, *command: str, **environment: str) -> None:

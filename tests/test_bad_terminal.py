@@ -422,7 +422,7 @@ def test_a_signal_at_any_moment_of_an_input_line_ends_it_without_a_word(monkeypa
 def test_a_window_that_is_closed_at_the_question_of_a_full_context(terminal, home, tmp_path):
     """As anywhere else; what was said and what was asked last are kept."""
     errors = tmp_path / "errors"
-    options = "--ctx-size 512 --max-tokens 8 --no-cache"
+    options = " ".join(["--ctx-size", "512", "--max-tokens", "8", "--no-cache", *ENDLESS])  # no answer is empty
     chat = terminal(command=["sh", "-c", f"exec {PROGRAM} chat {options} 2>{errors}"])
     chat.asks("one " * 200)
     chat.ready()

@@ -176,6 +176,7 @@ INFO = "CPU : SSE3 = 1 | AVX = 1 | AVX2 = {} | F16C = 1 | FMA = {} | OPENMP = 1 
         (INFO.format(0, 1), "x86_64", {"avx2", "fma", "f16c"}, "warning", "without AVX2, which this processor has"),
         (INFO.format(0, 0), "x86_64", {"avx", "f16c"}, "warning", "this processor has no AVX2, FMA"),
         (INFO.format(0, 0), "x86_64", {"avx2", "f16c"}, "warning", "without AVX2, which"),
+        (INFO.format(1, 1) + "AMX_INT8 = 1 | ", "x86_64", {"avx2", "fma", "f16c"}, "warning", "AMX, which crashes"),
         ("CPU : NEON = 1 | DOTPROD = 1", "aarch64", {"asimd", "asimddp"}, "ok", "NEON"),
         ("CPU : NEON = 1", "aarch64", {"asimd", "asimddp"}, "warning", "without DOTPROD"),
         ("", "riscv64", set(), "ok", "no processor features"),

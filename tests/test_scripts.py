@@ -297,6 +297,25 @@ def test_a_failed_step_is_explained_by_its_log(log, says):
     assert "\n" not in explanation
 
 
+@pytest.mark.parametrize(
+    ("cpuinfo", "flags"),
+    [
+        ("processor : 0\nflags\t\t: fpu amx_bf16 amx_tile amx_int8 flush_l1d\n", "-O3 -U__AMX_INT8__"),
+        ("processor : 0\nflags\t\t: fpu avx512f\nbugs : amx_int8\n", None),
+        ("Features : fp asimd\n", None),
+        ("", None),
+    ],
+)
+def test_llama_cpp_is_compiled_without_amx(tmp_path, monkeypatch, cpuinfo, flags):
+    """Its kernels for AMX crash where GCC 12 compiled them; other processors need no flags."""
+    monkeypatch.setenv("CFLAGS", "-O3")
+    monkeypatch.delenv("CXXFLAGS", raising=False)
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    expected = {"CFLAGS": flags, "CXXFLAGS": flags.removeprefix("-O3 ")} if flags else {}
+    assert setup_env().compiler_flags(tmp_path / "cpuinfo") == expected
+    assert setup_env().compiler_flags(tmp_path / "none") == {}
+
+
 @pytest.mark.slow
 def test_the_first_start_installs_and_the_second_only_starts(checkout):
     """What is piped in reaches the program also through set-up, stdout is the program's alone, and it happens once."""

@@ -24,7 +24,9 @@ _NEEDED = {
     "aarch64": {"NEON": "asimd", "DOTPROD": "asimddp"},
     "arm64": {"NEON": "asimd", "DOTPROD": "asimddp"},
 }
-_OPTIONS = {"NVIDIA": "-DGGML_CUDA=on", "AMD": "-DGGML_HIP=on"}
+_WITHOUT_AMX = ("CFLAGS=-U__AMX_INT8__", "CXXFLAGS=-U__AMX_INT8__")  # as scripts/setup_env.py has it
+_NATIVE = "CMAKE_ARGS=-DGGML_NATIVE=on"
+_OPTIONS = {"NVIDIA": "CMAKE_ARGS=-DGGML_CUDA=on", "AMD": "CMAKE_ARGS=-DGGML_HIP=on"}
 _TOOLKITS = {"NVIDIA": "the CUDA toolkit", "AMD": "ROCm"}
 _INTEGRATED_BYTES = 3 * GIB  # what a processor's own graphics keeps for itself is less
 
@@ -60,12 +62,12 @@ def required_binding() -> str:
     return next((line.removeprefix(f"{BINDING}==") for line in required if line.startswith(f"{BINDING}==")), "")
 
 
-def _install(version: str, option: str = "") -> str:
-    """The command that installs the bindings, compiled here where an option for llama.cpp's build is given."""
+def _install(version: str, *environment: str) -> str:
+    """The command that installs the bindings, compiled here where variables for llama.cpp's build are given."""
     package = f"{BINDING}=={version}" if version else BINDING
-    compiled = f"--force-reinstall --no-deps --no-cache-dir --no-binary {BINDING} " if option else ""
-    environment = f"CMAKE_ARGS={option} " if option else ""
-    return f"{environment}{shlex.quote(sys.executable)} -m pip install {compiled}{package}"
+    compiled = f"--force-reinstall --no-deps --no-cache-dir --no-binary {BINDING} " if environment else ""
+    variables = "".join(f"{variable} " for variable in environment)
+    return f"{variables}{shlex.quote(sys.executable)} -m pip install {compiled}{package}"
 
 
 # --- llama.cpp's build -------------------------------------------------------------------------------------------
@@ -77,7 +79,7 @@ def backend() -> Iterator[Finding]:
         from localllm.engine.bindings import build
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())
-        yield problem("llama.cpp", f"it cannot be loaded: {reason}", _install(required_binding(), "-DGGML_NATIVE=on"))
+        yield problem("llama.cpp", f"it cannot be loaded: {reason}", _install(required_binding(), _NATIVE))
         return
     yield compiled(build(), platform.machine(), processor_flags())
 
@@ -100,8 +102,11 @@ def compiled(info: str, machine: str, flags: Collection[str]) -> Finding:
     text = "built with " + (", ".join(sorted(features)) or "no processor features")
     unused = [name for name in missing if not flags or needed[name] in flags]
     if unused:
-        advice = "compile it for this processor: " + _install(required_binding(), "-DGGML_NATIVE=on")
+        advice = "compile it for this processor: " + _install(required_binding(), _NATIVE)
         return warning("llama.cpp", f"{text}; without {', '.join(unused)}, which this processor has", advice)
+    if "AMX_INT8" in features:  # engine/bindings.py says why
+        text += "; AMX, which crashes where GCC 12 compiled it, is not used, nor are weights arranged anew"
+        return warning("llama.cpp", text, "compile it without: " + _install(required_binding(), *_WITHOUT_AMX))
     if missing:
         lacking = f"this processor has no {', '.join(missing)}, so prompts are read slowly"
         return warning("llama.cpp", f"{text}; {lacking}", "small models answer soonest here: localllm list")

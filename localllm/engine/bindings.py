@@ -15,7 +15,7 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would star
 if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin long at a barrier starve each other on a busy machine
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
-__all__ = ["build", "lib", "libggml", "library"]
+__all__ = ["build", "has_amx", "lib", "libggml", "library"]
 
 _PACKAGE = "llama_cpp"
 
@@ -57,3 +57,13 @@ def library() -> tuple[int, int, int]:
 def build() -> str:
     """What was built and runs here, as far as results depend on it: the library, and the processor's features."""
     return f"{library()} {lib.llama_print_system_info().decode()}"
+
+
+@functools.cache
+def has_amx() -> bool:
+    """Whether this build multiplies matrices by AMX, which server processors of Intel's have.
+
+    Its kernels end the process with SIGSEGV where the compiler has optimised their tile configuration away
+    (GCC 12 does; https://github.com/ggml-org/llama.cpp/pull/26954).
+    """
+    return b"AMX_INT8 = 1" in lib.llama_print_system_info()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.cancel import Cancel
-from localllm.engine.bindings import lib, libggml
+from localllm.engine.bindings import has_amx, lib, libggml
 from localllm.engine.decoder import Sampler, TokenFilter
 from localllm.engine.samplers import likeliest, new_sampler
 from localllm.engine.vocabulary import LlamaVocabulary
@@ -322,6 +322,7 @@ def _load_model(path: Path, options: LoadOptions, cancel: Cancel, vocab_only: bo
     params = lib.llama_model_default_params()
     params.vocab_only = vocab_only
     params.n_gpu_layers = options.gpu_layers
+    params.use_extra_bufts = not has_amx()  # only weights that were rearranged for AMX are multiplied by it
     go_on = lib.llama_progress_callback(lambda _progress, _data: not cancel())
     params.progress_callback = go_on
     log.reason()
