@@ -630,6 +630,34 @@ def test_the_ceiling_is_measured_in_quiet_and_once_for_each_model():
     assert measured[1:] == [chat.engine]
 
 
+ENDS_WHILE_MEASURING = """
+import threading, time, types
+from concurrent.futures import ThreadPoolExecutor
+from localllm.terminal.chat_ceiling import ChatCeiling
+
+measuring, tried = threading.Event(), threading.Event()
+
+def measure():
+    measuring.set()
+    threading.main_thread().join()
+    try:
+        while True:  # until Python ends
+            ThreadPoolExecutor().submit(time.sleep, 0)
+    finally:
+        tried.set()
+
+threading.Thread(target=tried.wait).start()  # Python waits for it
+with ChatCeiling(types.SimpleNamespace(stats=[1], engine=1), measure, quiet_s=0).measured_when_quiet(print):
+    measuring.wait()
+"""
+
+
+def test_the_program_may_end_while_the_ceiling_is_measured():
+    """Python begins no more threads then, which is no error of the measurement."""
+    done = subprocess.run([sys.executable, "-c", ENDS_WHILE_MEASURING], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 def test_a_full_disk_leaves_no_half_conversation(tmp_path):
     """What cannot be written whole is not there, so that it can be saved under the same name later."""
     said = [Message("user", "a"), Message("assistant", "b" * 100_000)]

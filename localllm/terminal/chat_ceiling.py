@@ -45,9 +45,13 @@ class ChatCeiling:
             return
 
         def find() -> None:
-            with suppress(LocalLLMError):
-                self.bound()
-                then()
+            try:
+                with suppress(LocalLLMError):
+                    self.bound()
+                    then()
+            except RuntimeError:  # the program ends meanwhile, and Python begins no more threads
+                if threading.main_thread().is_alive():
+                    raise
 
         timer = threading.Timer(self._quiet_s, find)
         timer.daemon = True
