@@ -18,17 +18,19 @@ CHECKS = {
     "layers": "lint-imports --no-logo",
     "help texts in README": "cog -I scripts --check README.md",  # to renew them: -r instead of --check
 }
-ALL_TESTS = ("--cov", "--cov-report=term")
+COVERAGE = ("--cov", "--cov-report=term")  # slow on Python 3.11
 FAST_TESTS = ("-m", "not slow and not model")
 
 
 def main() -> int:
     """Run all of it; 0 where all of it passed."""
     parser = argparse.ArgumentParser(prog="scripts/check", description="Run every check and every test.")
-    parser.add_argument("--fast", action="store_true", help="leave out slow tests, real models and coverage")
+    parser.add_argument("--fast", action="store_true", help="leave out slow tests and real models")
+    parser.add_argument("--coverage", action="store_true", help="count the lines that are run; they must be 85 %%")
     parser.add_argument("pytest", nargs="*", metavar="-- ARGUMENT", help="goes to pytest")
     options = parser.parse_args()
-    tests = ("pytest", *(FAST_TESTS if options.fast else () if options.pytest else ALL_TESTS), *options.pytest)
+    chosen = (*(FAST_TESTS if options.fast else ()), *(COVERAGE if options.coverage else ()))
+    tests = ("pytest", *chosen, *options.pytest)
     commands = {name: tuple(line.split()) for name, line in CHECKS.items()} | {"tests": tests}
     started = time.monotonic()
     failed = [name for name, command in commands.items() if not passes(name, command)]

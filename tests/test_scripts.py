@@ -423,7 +423,7 @@ def run_check(root: Path, *arguments: str, broken: str = "") -> subprocess.Compl
 
 def test_check_goes_on_after_a_failure_and_names_it_at_the_end(tmp_path):
     """One failing check fails the whole, but all the others still run."""
-    done = run_check(tmp_path, broken="mypy")
+    done = run_check(tmp_path, "--coverage", broken="mypy")
     assert done.returncode == 1
     assert "pytest --cov" in done.stdout
     assert "passed: tests" in done.stdout
