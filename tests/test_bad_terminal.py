@@ -298,9 +298,9 @@ def test_the_progress_line_keeps_to_one_row():
 
     with os.fdopen(theirs, "w") as status, Path(os.devnull).open("w") as out:
         show(events(), View(out, status, progress=True))
-        written = os.read(ours, 4096)
+        written = until(ours, rb":(.|\s)*\x1b\[K$")
     os.close(ours)
-    assert written == b"\r\x1b[Kreading the prompt:\r\x1b[K"
+    assert set(written.split(b"\r\x1b[K")) == {b"", b"reading the prompt:"}  # once, or more often where it took longer
 
 
 @pytest.mark.model
